@@ -54,7 +54,7 @@ def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
     ids = batch.input_ids.view(-1)[batch.document_ids.view(-1) == number][None]
     # Without a mask some models derive document boundaries from the positions of images.
     mask = torch.ones_like(ids)
-    extra = of_images(media_of(batch, number), ids, places)
+    extra = of_images(media_of(batch, number), ids, places, model)
     if takes(model, "mm_token_type_ids"):
         start = int((batch.document_ids.view(-1) == number).int().argmax())
         extra |= types_of(ids, places, start)

@@ -34,7 +34,7 @@ def with_media(arguments: dict[str, Any], batch: Any, model: Any = None) -> dict
     if len(places.blank):
         ids = ids.clone()
         ids[0, torch.from_numpy(places.blank).to(ids.device)] = places.image_id
-    result = {**arguments, "input_ids": ids, **of_images(batch.media, ids, places)}
+    result = {**arguments, "input_ids": ids, **of_images(batch.media, ids, places, model)}
     if places.form.axes:
         if "video" in places.kinds:
             result["position_ids"] = _counted_axes(arguments["position_ids"], batch, model)
@@ -43,8 +43,13 @@ def with_media(arguments: dict[str, Any], batch: Any, model: Any = None) -> dict
     return result
 
 
-def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, Tensor]:
+def of_images(
+    media: dict[str, Tensor], ids: Tensor, places: Any, model: Any = None
+) -> dict[str, Tensor]:
     """Return the family's arguments for media and ids (1, T)."""
+    if model is not None and "input_features" in media:  # not all towers of sounds convert it
+        dtype = next((each.dtype for each in model.parameters()), torch.float32)
+        media = {**media, "input_features": media["input_features"].to(dtype)}
     result = (
         {name: value[None] for name, value in media.items()} if places.form.batched else dict(media)
     )
@@ -56,14 +61,15 @@ def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, T
 def _with_axes(positions: Tensor, batch: Any) -> Tensor:
     """Return (4, 1, T) int64: the text's positions, which separate documents, and three axes."""
     _, boundaries, _ = batch._runs
-    spans = images_of(batch).spans
+    places = images_of(batch)
+    spans = places.spans[places.kinds == "image"]  # positions in sounds are as in texts
     grids = batch.media["image_grid_thw"].tolist() if len(spans) else []
     axes = np.empty((3, int(boundaries[-1])), dtype=np.int64)
     first = np.searchsorted(spans[:, 0], boundaries)
     for run, (start, stop) in enumerate(pairwise(boundaries.tolist())):
         images = slice(first[run], first[run + 1])
-        places = [(int(a - start), int(b - start)) for a, b in spans[images]]
-        axes[:, start:stop] = axes_of(places, grids[images], int(stop - start))
+        inside = [(int(a - start), int(b - start)) for a, b in spans[images]]
+        axes[:, start:stop] = axes_of(inside, grids[images], int(stop - start))
     return torch.cat([positions[None], torch.from_numpy(axes)[:, None].to(positions.device)])
 
 

@@ -211,7 +211,8 @@ class MediaProcessing:
             ids, counted = planner.plan(sizes)
             patches = counted.tolist()
             for size, count in zip(sizes, patches, strict=True):
-                self._require_possible(size, count)
+                if kind == "image":
+                    self._require_possible(size, count)
         except BrokenImageError as error:
             raise ValueError(f"has {article} {noun} that cannot be read ({error})") from error
         except ValueError as error:

@@ -178,7 +178,7 @@ _OPUS_FRAMES = (*(480, 960, 1920, 2880) * 3, *(480, 960) * 2, *(120, 240, 480, 9
 
 
 class _Page(NamedTuple):
-    """A page of an ogg file; `end` is the byte after it, `sizes` are those of its segments."""
+    """A page of an ogg file; `end` is the byte after it, `sizes` has one byte per segment."""
 
     granule: int
     serial: int

@@ -15,14 +15,10 @@ from streampack.images.attachments import Attachments, Reference, Size
 from streampack.images.families import Family
 from streampack.images.fetching import Heads
 from streampack.images.media_file import require_av
+from streampack.sounds.families import REFUSED, SOUND_FAMILIES
 from streampack.sounds.files import samples_of, size_of
 from streampack.sounds.heads import SoundSize
 from streampack.storage.storage import Storage
-
-#: Processors that take sounds.
-SOUND_FAMILIES = ("Qwen2AudioProcessor",)
-#: The model takes a lone token for a placeholder that it has to expand.
-_LEAST_TOKENS = 2
 
 
 class SoundPlanner:
@@ -42,18 +38,27 @@ class SoundPlanner:
     def __init__(self, processor: Any) -> None:
         require_av()
         kinds = [kind.__name__ for kind in type(processor).__mro__]
-        if not {*kinds} & {*SOUND_FAMILIES}:
+        name = next((kind for kind in kinds if kind in SOUND_FAMILIES), None)
+        if name is None:
+            reasons = [f" ({REFUSED[kind]})" for kind in kinds if kind in REFUSED]
             raise ConfigError(
-                f"processor must be one that takes sounds, got {type(processor).__name__}.",
+                f"processor must be one that takes sounds, got {type(processor).__name__}"
+                f"{''.join(reasons)}.",
                 f"Use one of {', '.join(SOUND_FAMILIES)}; for others pass a MediaModel to Images.",
                 setting="processor",
             )
-        self.processor, self.name = processor, type(processor).__name__
+        self.processor, self.name, self.sounds = processor, name, SOUND_FAMILIES[name]
         self.token: str = processor.audio_token
         self.token_id = self.image_id = self._id(self.token)
-        self._start, self._end = processor.audio_bos_token, processor.audio_eos_token
-        self.family = Family(("input_features",), written=f"{self._start}{{}}{self._end}")
+        around, written = self.sounds.around, "{}"
+        texts = [getattr(processor, each) for each in around] if around else []
+        self._around = [self._id(text) for text in texts]
+        if texts and not self.sounds.is_written:
+            written = "{}".join(texts)
+        self.family = Family(("input_features",), self.sounds.form, written=written)
         self._features: Any = processor.feature_extractor
+        settings = getattr(processor, "audio_kwargs", None)  # of transformers 5
+        self._truncates = not settings or settings.get("truncation", True)
 
     def _id(self, text: str) -> int:
         return int(self.processor.tokenizer.convert_tokens_to_ids(text))
@@ -62,7 +67,9 @@ class SoundPlanner:
         """Return all settings that tokens and features depend on, as values that JSON can hold."""
         settings = json.loads(self._features.to_json_string())
         settings.pop("mel_filters", None)  # of the other settings
-        return {"processor": self.name, "audio_token": self.token, **settings}
+        most = getattr(self.processor, "max_audio_len", None)
+        seconds = {} if most is None else {"max_audio_len": most}
+        return {"processor": self.name, "audio_token": self.token, **seconds, **settings}
 
     def replaced(
         self, tokens: NDArray[Any], places: NDArray[np.int64], written: Any = ()
@@ -70,13 +77,13 @@ class SoundPlanner:
         """Return no tokens, since the processor replaces placeholders alone.
 
         Raises:
-            ValueError: a placeholder is not between the two tokens that mark a sound. Versions of
-                transformers treat it in different ways.
+            ValueError: a placeholder is not between the two tokens that mark a sound.
         """
-        padded = np.concatenate([[-1], tokens, [-1]]).astype(np.int64)
-        starts, ends = padded[places], padded[places + 2]
-        if (starts != self._id(self._start)).any() or (ends != self._id(self._end)).any():
-            raise ValueError(f"has {self.token} not between {self._start} and {self._end}")
+        if self.sounds.is_marked:
+            padded = np.concatenate([[-1], tokens, [-1]]).astype(np.int64)
+            around = np.column_stack([padded[places], padded[places + 2]])
+            if (around != self._around).any():
+                raise ValueError(f"has {self.token} not between the two tokens of the processor")
         return places[:0]
 
     # ------------------------------------------------------------------ before the plan
@@ -102,19 +109,30 @@ class SoundPlanner:
                 short.
         """
         frames = [self._frames(SoundSize(*size)) for size in sizes]
-        ids = [np.full(_tokens(count), self.token_id, np.int64) for count in frames]
+        ids = [np.full(self.sounds.tokens(count), self.token_id, np.int64) for count in frames]
+        if self.sounds.is_written:
+            start, end = ([each] for each in self._around)
+            ids = [np.concatenate([start, each, end]).astype(np.int64) for each in ids]
         return ids, np.array(frames, dtype=np.int64)
 
     def _frames(self, size: SoundSize) -> int:
-        samples, most = size.at(self._features.sampling_rate), self._features.n_samples
-        if samples > most:
-            seconds = samples / self._features.sampling_rate
-            window = most / self._features.sampling_rate
-            raise ValueError(f"is {seconds:.6g} s long, and the processor cuts at {window:.6g} s")
-        frames: int = -(-samples // self._features.hop_length)
-        if _tokens(frames) < _LEAST_TOKENS:
-            raise ValueError(f"has {size.samples} samples, too few for {_LEAST_TOKENS} tokens")
-        return frames
+        extractor, family = self._features, self.sounds
+        samples, window = size.at(extractor.sampling_rate), extractor.n_samples
+        most = window if family.padded or self._truncates else None
+        if family.windows:
+            most = int(self.processor.max_audio_len // extractor.chunk_length) * window
+        if most is not None and samples > most:
+            seconds, limit = samples / extractor.sampling_rate, most / extractor.sampling_rate
+            raise ValueError(f"is {seconds:.6g} s long, and the processor cuts at {limit:.6g} s")
+        samples = max(samples, getattr(extractor, "min_length", 0))  # of Qwen3-ASR's
+        whole, rest = divmod(samples, window) if family.windows else (0, samples)
+        last = rest // extractor.hop_length
+        if family.padded:
+            last = -(-rest // extractor.hop_length)
+        if (rest or not whole) and family.tokens(last) < family.least:
+            part = " in its last window" if whole else ""
+            raise ValueError(f"has {rest} samples{part}, too few for {family.least} tokens")
+        return int(whole * (window // extractor.hop_length) + last)
 
     # ------------------------------------------------------------------ after the plan
 
@@ -129,31 +147,40 @@ class SoundPlanner:
         return np.zeros(SoundSize(*size).at(self._features.sampling_rate), dtype=np.float32)
 
     def arrays(self, opened: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Return the model's arrays for a sound."""
-        made = self._features(
-            [opened],
-            sampling_rate=self._features.sampling_rate,
+        """Return the model's arrays for a sound, with a row for each of its windows."""
+        extractor, family = self._features, self.sounds
+        window, parts = extractor.n_samples, [opened]
+        if family.windows:
+            parts = [opened[at : at + window] for at in range(0, len(opened), window)]
+        if not family.padded:
+            padding: dict[str, Any] = {"padding": True, "truncation": False}
+        elif family.whole:
+            padding = {"padding": "max_length"}
+        else:  # silence after a sound counts in its last frames alone
+            most = -(-len(opened) // extractor.hop_length) * extractor.hop_length
+            padding = {"padding": "max_length", "max_length": min(most + extractor.n_fft, window)}
+        made = extractor(
+            parts,
+            sampling_rate=extractor.sampling_rate,
             return_attention_mask=True,
-            padding="max_length",
             return_tensors="np",
+            **padding,
         )
-        return {
-            "input_features": made["input_features"],
-            "feature_attention_mask": made["attention_mask"],
-        }
+        features, mask = made["input_features"], made["attention_mask"]
+        if not family.whole:
+            frames = int(mask.sum())
+            features, mask = features[..., :frames], mask[..., :frames]
+        return {"input_features": features, family.mask: mask}
 
     def count(self, arrays: Mapping[str, NDArray[Any]]) -> int:
         """Return the number of frames in a sound's arrays."""
-        return int(arrays["feature_attention_mask"].sum())
+        return int(arrays[self.sounds.mask].sum())
 
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
-        """Arrays of a silence of two tokens, and their number."""
-        frames = next(count for count in range(1, 100) if _tokens(count) == _LEAST_TOKENS)
-        silence = np.zeros(frames * self._features.hop_length, dtype=np.float32)
-        return self.arrays(silence), _LEAST_TOKENS
-
-
-def _tokens(frames: int) -> int:
-    """Return the number of tokens of a spectrum: two steps of the model halve it."""
-    return ((frames - 1) // 2 + 1 - 2) // 2 + 1
+        """Arrays of a short silence, and its number of tokens."""
+        family, extractor = self.sounds, self._features
+        frames = next(count for count in range(1, 100) if family.tokens(count) == family.least)
+        size = SoundSize(frames * extractor.hop_length, extractor.sampling_rate)
+        (ids,), _ = self.plan([size])
+        return self.arrays(self.blank(size)), int((ids == self.token_id).sum())

@@ -1,7 +1,7 @@
 """Samples and rate of an m4a, mp4 or mov file's sound, from the tables of its `moov` box.
 
-Counts are those of FFmpeg, which decodes whole frames: it leaves out the samples before the begin
-of the list of edits, which has the encoder's delay, and the frames after its end.
+FFmpeg decodes whole frames: it leaves out the samples before the begin of the list of edits, which
+has the encoder's delay, and the frames after its end. Counts equal its own.
 """
 
 from __future__ import annotations

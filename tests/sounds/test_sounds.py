@@ -13,17 +13,15 @@ import torch
 
 pytest.importorskip("av", reason="PyAV, the extra [video]")
 
-from streampack import PackedDataset, PackedLoader, Topology, check_isolation
+from streampack import PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError, ContentError
-from streampack.hf.isolation import without_loss
 from streampack.images.model_arguments import media_of
 from streampack.media import Sounds
 from streampack.sounds.files import samples_of, size_of
 from streampack.sources import Storage
-from tests.images.test_losses import gradients
 from tests.support.runs import identity
 from tests.support.simulated_ranks import over_legs
-from tests.support.sounds import PLACE, counted, sound, sound_model, sound_processor
+from tests.support.sounds import PLACE, counted, sound, sound_processor
 from tests.support.vision_runs import dataset
 
 
@@ -61,52 +59,6 @@ def test_ids_and_features_match_the_processor_in_workers() -> None:
             assert len(media) == (0 if name == 5 else 2)
             names.add(name)
     assert names == {*range(6)}
-
-
-def test_losses_and_gradients_match_single_documents() -> None:
-    processor, given = sound_processor(), documents()[:5]
-    model = sound_model(processor)
-    (batch,) = dataset(Sounds(given, text="text"), processor, seq_len=160, batch_size=3)
-
-    def loss_of(arguments: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
-        drop = ("labels", "use_cache", "token_type_ids")
-        kept = {name: value for name, value in arguments.items() if name not in drop}
-        logits = model(**kept, use_cache=False).logits
-        return torch.nn.functional.cross_entropy(
-            logits.view(-1, logits.shape[-1])[:-1], labels.view(-1)[1:], ignore_index=-100,
-            reduction="sum",
-        )  # fmt: skip
-
-    packed = loss_of(batch.hf(model=model), batch.labels)
-    packed.backward()
-    of_packed, alone = gradients(model), torch.zeros((), dtype=torch.float64)
-    places = [batch.document_ids == number for number in range(batch.num_documents)]
-    learnt = {tuple(batch.input_ids[at].tolist()): batch.labels[at] for at in places}
-    assert len(learnt) == 5
-    for document in given:
-        made = processed(processor, document)
-        loss = loss_of(made, learnt[tuple(made["input_ids"][0].tolist())])
-        loss.backward()
-        alone += loss.detach()
-    torch.testing.assert_close(packed.detach(), alone, rtol=1e-12, atol=0)
-    of_alone = gradients(model)
-    assert of_packed.keys() == of_alone.keys()
-    assert any("audio_tower" in name and bool(each.any()) for name, each in of_alone.items())
-    for name, gradient in of_alone.items():
-        atol = 1e-12 * max(float(gradient.abs().max()), 1)
-        torch.testing.assert_close(of_packed[name], gradient, rtol=0, atol=atol)
-    call = lambda one: model(**without_loss(one.hf(model=model)))  # noqa: E731
-    assert check_isolation(model, batch, call=call)
-
-
-def test_batch_without_sounds_runs_the_tower() -> None:
-    processor = sound_processor()
-    model = sound_model(processor)
-    source = Sounds([{"text": f"{i}: words", "audios": []} for i in range(6)], text="text")
-    (batch,) = dataset(source, processor)
-    model(**without_loss(batch.hf(model=model))).logits.sum().backward()
-    towers = [each.grad for name, each in model.named_parameters() if "audio_tower" in name]
-    assert any(each is not None for each in towers)
 
 
 def test_sequence_over_other_ranks_is_the_same_with_sounds() -> None:
