@@ -121,7 +121,7 @@ def test_ids_and_features_match_the_processor(family: str) -> None:
     assert found == {*range(6)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_and_gradients_match_single_documents(family: str) -> None:
     example, given = FAMILIES[family], documents(family)
