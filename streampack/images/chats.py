@@ -15,7 +15,7 @@ from streampack.images.attachments import NOUNS, Reference, kind_of
 from streampack.images.images import reference_of
 from streampack.sources.records import BrokenDocumentError
 
-_HELD = ("url", "path", "bytes", "value")
+_HELD = ("url", "path", "bytes", "value", "base64")
 
 
 class MediumParts(NamedTuple):
@@ -93,7 +93,11 @@ def _marked(
                 f"has a message part of type {part['type']!r} with the settings {', '.join(more)}; "
                 "settings of the processor are the same for all"
             )
-        held = (part[key] for key in names if part.get(key) is not None)
+        held = (
+            {"data": part[key]} if key == "base64" else part[key]
+            for key in names
+            if part.get(key) is not None
+        )
         references = (reference_of(each, "in a part of a message", folder) for each in held)
         reference = next((each for each in references if each is not None), None)
         if reference is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from streampack.arguments import type_in_words
 from streampack.errors import StorageError
 from streampack.images.attachments import Reference, Size
-from streampack.images.inline import inline_bytes
+from streampack.images.inline import from_base64, inline_bytes
 from streampack.images.orientation import is_on_its_side, metadata_chunks
 from streampack.images.pillow import Image, ImageOps
 from streampack.sources.records import BrokenDocumentError
@@ -60,6 +60,8 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
         BrokenDocumentError: the value is of another type.
     """
     if isinstance(value, Mapping):
+        if isinstance(held := value.get("data"), str) and held:  # of an OpenAI part with sound
+            return inline_bytes(held) if held[:5].lower() == "data:" else from_base64(held)
         candidates = (value.get(name) for name in ("bytes", "path", "url"))
         value = next((each for each in candidates if each is not None and each != ""), None)
     if value is None or (isinstance(value, str) and not value):

@@ -49,7 +49,7 @@ class MediaColumns(NamedTuple):
     def parts(self) -> MediumParts:
         """How messages have these media."""
         (mark,) = (mark for mark, kind in MEDIA_PARTS.items() if kind == self.kind)
-        types = (self.kind, f"{self.kind}_url")
+        types = (self.kind, f"{self.kind}_url", f"input_{self.kind}")
         return MediumParts(mark, types, f"<{self.kind}>", self.medium, alone=True)
 
     def medium(self, reference: Reference, size: Size | None = None) -> Medium:

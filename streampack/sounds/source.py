@@ -24,8 +24,8 @@ class Sounds(Images):
     """Conversations or texts with sounds: as `Images`, with sounds in place of images.
 
     A sound is the bytes of its file, a path, a URL, or an object ``{"bytes": ..., "path": ...}``
-    as in Hugging Face's audio feature. Messages may have parts ``{"type": "audio"}``, or the text
-    "<audio>" for each sound.
+    as in Hugging Face's audio feature. Messages may have parts ``{"type": "audio"}`` or OpenAI's
+    ``{"type": "input_audio"}``, or the text "<audio>" for each sound.
 
     A sound is planned by its samples and their rate. These are read from the heads of wav, flac,
     mp3 (Xing, Info, VBRI), ogg and m4a files; heads of webm files, and of mp3 without such a head,

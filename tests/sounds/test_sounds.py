@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import tarfile
 from pathlib import Path
@@ -15,6 +16,7 @@ pytest.importorskip("av", reason="PyAV, the extra [video]")
 
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError, ContentError
+from streampack.images.inline import inline_bytes
 from streampack.images.model_arguments import media_of
 from streampack.media import Sounds
 from streampack.sounds.files import samples_of, size_of
@@ -80,43 +82,81 @@ def test_sequence_over_other_ranks_is_the_same_with_sounds() -> None:
     assert over_legs(make, [(1, 0, 2), (2, 0, 1), (3, 0, 99)], of) == whole
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        [{"type": "audio"}, {"type": "text", "text": "what"}],
-        "<audio>what",
-    ],
-)
-def test_conversations_have_the_ids_of_the_processors_template(content: Any) -> None:
-    processor, clip = sound_processor(), sound(8000)
-    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "noise"}]
-    (batch,) = dataset(Sounds([{"messages": messages, "audios": [clip]}]), processor, seq_len=256)
+def conversations(clip: bytes, path: str) -> dict[str, dict[str, Any]]:
+    """One conversation in the forms of several trainers."""
+    answer, part = {"role": "assistant", "content": "noise"}, {"type": "text", "text": "what"}
+    text = base64.b64encode(clip).decode()
+
+    def with_part(sound: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": [sound, part]}, answer], **fields}
+
+    said = [{"from": "human", "value": "<audio>what"}, {"from": "gpt", "value": "noise"}]
+    held = {"data": text, "format": "mp3"}
+    return {
+        "field": with_part({"type": "audio"}, audios=[clip]),
+        "Qwen, bytes": with_part({"type": "audio", "audio": clip}),
+        "Qwen, path": with_part({"type": "audio", "audio_url": path}),
+        "transformers": with_part({"type": "audio", "path": path}),
+        "transformers, base64": with_part({"type": "audio", "base64": text}),
+        "audio_url": with_part({"type": "audio_url", "audio_url": {"url": path}}),
+        "OpenAI": with_part({"type": "input_audio", "input_audio": held}),
+        "data: URL": with_part(
+            {"type": "input_audio", "input_audio": {"data": f"data:audio/mp3;base64,{text}"}}
+        ),
+        "LLaMA-Factory": {
+            "messages": [{"role": "user", "content": "<audio>what"}, answer], "audios": [path]
+        },
+        "ShareGPT": {"conversations": said, "audio": text},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", conversations(b"", ""))
+def test_conversations_have_the_ids_of_the_processors_template(form: str, tmp_path: Path) -> None:
+    processor, clip = sound_processor(), sound(8000, form="mp3", codec="libmp3lame")
+    (tmp_path / "a.mp3").write_bytes(clip)
+    record = conversations(clip, str(tmp_path / "a.mp3"))[form]
+    (batch,) = dataset(Sounds([record]), processor, seq_len=256)
     parts = [{"type": "audio"}, {"type": "text", "text": "what"}]
-    asked = [{"role": "user", "content": parts}, messages[1]]
+    asked = [{"role": "user", "content": parts}, {"role": "assistant", "content": "noise"}]
     text = processor.apply_chat_template(asked, tokenize=False)
     wanted = processed(processor, {"text": text, "audios": [clip]})
     ids = batch.input_ids[batch.document_ids == 0].tolist()
     assert ids == wanted["input_ids"][0].tolist()
-    assert (batch.labels != -100).any()
+    assert torch.equal(batch.media["input_features"], wanted["input_features"])
+    assert "noise" in processor.tokenizer.decode(batch.input_ids[batch.labels != -100])
+
+
+BASE64 = {
+    "wav": {}, "flac": {"form": "flac", "codec": "flac"},
+    "mp3": {"form": "mp3", "codec": "libmp3lame"}, "opus": {"form": "ogg", "codec": "libopus"},
+    "m4a": {"form": "ipod", "codec": "aac"}, "webm": {"form": "webm", "codec": "libopus"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BASE64)
+def test_sounds_in_base64_are_told_from_paths(kind: str) -> None:
+    clip = sound(8000, **BASE64[kind])
+    assert inline_bytes(base64.b64encode(clip).decode()) == clip
 
 
 def test_sounds_of_tar_shards_and_of_the_audio_feature_of_datasets(tmp_path: Path) -> None:
     import datasets
 
-    sounds = [sound(4000 + 500 * i, seed=i) for i in range(3)]
+    settings = {"rate": 48000, "form": "ogg", "codec": "libopus"}
+    sounds = [sound(14000 + 500 * i, seed=i, **settings) for i in range(3)]
     with tarfile.open(tmp_path / "a.tar", "w") as shard:
         for i, data in enumerate(sounds):
-            for name, content in ((f"{i}.txt", f"{i}: a noise".encode()), (f"{i}.wav", data)):
+            for name, content in ((f"{i}.txt", f"{i}: a noise".encode()), (f"{i}.ogg", data)):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 shard.addfile(member, io.BytesIO(content))
     rows = [
-        {"text": f"{i}: a noise", "audio": {"bytes": data, "path": "a.wav"}}
+        {"text": f"{i}: a noise", "audio": {"bytes": data, "path": "a.ogg"}}
         for i, data in enumerate(sounds)
     ]
     table = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio())
     sources = [
-        Sounds(str(tmp_path / "a.tar"), text="txt", audios="wav"),
+        Sounds(str(tmp_path / "a.tar"), text="txt", audios="ogg"),
         Sounds(table, text="text"),
         Sounds(rows, text="text"),
     ]
