@@ -20,10 +20,10 @@ def by_merged_four(frames: int) -> int:
 
 def by_hundred(frames: int) -> int:
     """Return the tokens of a spectrum that is halved thrice in parts of 100 frames (Qwen3-Omni)."""
-    rest = frames % 100
+    remainder = frames % 100
     for _ in range(3):
-        rest = (rest - 1) // 2 + 1
-    return rest + frames // 100 * 13
+        remainder = (remainder - 1) // 2 + 1
+    return remainder + frames // 100 * 13
 
 
 @dataclass(frozen=True)

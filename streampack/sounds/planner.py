@@ -125,13 +125,13 @@ class SoundPlanner:
             seconds, limit = samples / extractor.sampling_rate, most / extractor.sampling_rate
             raise ValueError(f"is {seconds:.6g} s long, and the processor cuts at {limit:.6g} s")
         samples = max(samples, getattr(extractor, "min_length", 0))  # of Qwen3-ASR's
-        whole, rest = divmod(samples, window) if family.windows else (0, samples)
-        last = rest // extractor.hop_length
+        whole, remainder = divmod(samples, window) if family.windows else (0, samples)
+        last = remainder // extractor.hop_length
         if family.padded:
-            last = -(-rest // extractor.hop_length)
-        if (rest or not whole) and family.tokens(last) < family.least:
+            last = -(-remainder // extractor.hop_length)
+        if (remainder or not whole) and family.tokens(last) < family.least:
             part = " in its last window" if whole else ""
-            raise ValueError(f"has {rest} samples{part}, too few for {family.least} tokens")
+            raise ValueError(f"has {remainder} samples{part}, too few for {family.least} tokens")
         return int(whole * (window // extractor.hop_length) + last)
 
     # ------------------------------------------------------------------ after the plan

@@ -72,7 +72,7 @@ def pad(values: torch.Tensor, length: int) -> torch.Tensor:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_of_all_lengths_are_those_of_the_processor(family: str) -> None:
+def test_tokens_of_all_lengths_match_the_processor(family: str) -> None:
     rng = np.random.default_rng(0)
     example = FAMILIES[family]
     processor = example.processor()

@@ -270,7 +270,7 @@ def flip(kind: str, tries: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", FLIPPED)
-def test_flipped_bits_of_heads_are_errors_or_what_is_decoded(kind: str) -> None:
+def test_flipped_bits_of_heads_are_errors_or_counted_as_decoded(kind: str) -> None:
     errors, same = flip(kind, 24)
     assert errors > 0
     assert same > 0 or b"OggS" in HEADS[kind]()  # with checksums
@@ -278,7 +278,7 @@ def test_flipped_bits_of_heads_are_errors_or_what_is_decoded(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FLIPPED)
-def test_a_thousand_flips_are_errors_or_what_is_decoded(kind: str) -> None:
+def test_a_thousand_flips_are_errors_or_counted_as_decoded(kind: str) -> None:
     errors, same = flip(kind, 1000)
     assert errors > 50
     assert same > 50 or b"OggS" in HEADS[kind]()
