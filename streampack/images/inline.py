@@ -11,8 +11,8 @@ from streampack.sources.records import BrokenDocumentError
 #: First characters of JPEG, PNG, GIF, WebP (and wav), TIFF and BMP, and of mp3, flac, ogg and webm
 #: files in base64. File names with an extension are told apart by the dot, which is not in base64's
 #: alphabet.
-_BEGINNINGS = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK", "Qk")
-_BEGINNINGS += ("SUQz", "ZkxhQ", "T2dnU", "GkXfo")
+_OF_IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK", "Qk")
+_BEGINNINGS = (*_OF_IMAGES, "SUQz", "ZkxhQ", "T2dnU", "GkXfo")
 _LEAST = 64  # in characters; every image file is longer
 
 
