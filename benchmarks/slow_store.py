@@ -2,16 +2,93 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 _REQUEST = re.compile(rb"(?:^|\r\n\r\n)(?:GET|HEAD) ")
+_RANGE = re.compile(rb"(?i)\r\nrange: *bytes=([0-9-]+)")
 _PART = 64 << 10
+
+
+@dataclass
+class Request:
+    """A request: its path, the range that it asks for, and when it was asked and answered."""
+
+    path: str
+    range: str
+    asked_s: float
+    answered_s: float = math.inf
+
+
+class Line(NamedTuple):
+    """How full a line was.
+
+    Attributes:
+        share: of the time, in which it was full; times in which it was idle and no reader waited
+            are left out.
+        idle_s: seconds of these.
+        gaps: times (begin, end) in which it was idle and a reader waited.
+    """
+
+    share: float
+    idle_s: float
+    gaps: list[tuple[float, float]]
+
+
+def fullness(
+    idle: Iterable[tuple[float, float]],
+    waits: Iterable[Sequence[Any]] | None,
+    since: float,
+    until: float,
+) -> Line:
+    """Return how full a line was in [since, until).
+
+    Args:
+        idle: times (begin, end) in which it carried nothing, without overlaps.
+        waits: times (begin, end, ...) in which a reader waited; None stands for all the time.
+        since, until: the time that is looked at; `idle` does not go beyond `until`.
+    """
+    idle = [(max(begin, since), end) for begin, end in idle if end > since]
+    waited = [(since, until)] if waits is None else _joined(waits)
+    parts = ((max(b, low), min(e, high)) for b, e in idle for low, high in waited)
+    gaps = [(low, high) for low, high in parts if low < high]
+    waited_s = sum(end - begin for begin, end in gaps)
+    idle_s = sum(end - begin for begin, end in idle) - waited_s
+    return Line(1 - waited_s / max(until - since - idle_s, 1e-9), idle_s, gaps)
+
+
+def round_trips(requests: Iterable[Request], until: float) -> int:
+    """Return the most requests answered by a time that each began after the end of the one before.
+
+    Args:
+        requests: requests in the order in which they were asked.
+        until: a time of `time.monotonic`.
+    """
+    chains: list[tuple[float, int]] = []  # the end and the length of one that ends in a request
+    for request in requests:
+        if request.answered_s <= until:
+            before = [length for end, length in chains if end <= request.asked_s]
+            chains.append((request.answered_s, 1 + max(before, default=0)))
+    return max((length for _, length in chains), default=0)
+
+
+def _joined(times: Iterable[Sequence[Any]]) -> list[tuple[float, float]]:
+    """Return times (begin, end) without overlaps, in order."""
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted((begin, end) for begin, end, *_ in times):
+        if joined and begin <= joined[-1][1]:
+            begin, end = joined[-1][0], max(end, joined.pop()[1])
+        joined.append((begin, end))
+    return joined
 
 
 class SlowStore:
@@ -20,6 +97,7 @@ class SlowStore:
     Attributes:
         port: on 127.0.0.1.
         served: "bytes" that clients received, heads of answers included, and "requests" of them.
+        asked: requests, in order.
         idle: times (begin, end) in which the line carried nothing, between answers.
     """
 
@@ -29,6 +107,7 @@ class SlowStore:
         self.port: int = self._listening.getsockname()[1]
         self.served: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self.asked: list[Request] = []
         self.idle: list[tuple[float, float]] = []
         self._free_at = time.monotonic()  # when the line has carried all that was sent
         threading.Thread(target=self._accept, daemon=True).start()
@@ -37,40 +116,46 @@ class SlowStore:
         """Take no more connections."""
         self._listening.close()
 
-    def line(self, since: float, least_s: float) -> tuple[float, list[float]]:
-        """The share of the time from `since` to the last answer in which the line was full.
+    def forget(self) -> None:
+        """Begin to count anew."""
+        with self._lock:
+            self.served.clear()
+            self.idle.clear()
+            self.asked.clear()
 
-        Args:
-            since: a time of `time.monotonic`.
-            least_s: shortest gap to tell.
+    def line(self, since: float, waits: Sequence[Sequence[Any]] | None = None) -> Line:
+        """Return how full the line was from `since`, of `time.monotonic`, to the last answer.
 
-        Returns:
-            The share, and the lengths of the gaps of `least_s` or more.
+        `waits` are times (begin, end, ...) in which a reader waited; see `fullness`.
         """
         with self._lock:
-            gaps = [end - max(begin, since) for begin, end in self.idle if end > since]
-            spent = self._free_at - since
-        return 1 - sum(gaps) / spent, [gap for gap in gaps if gap >= least_s]
+            idle, until = [*self.idle], self._free_at
+        return fullness(idle, waits, since, until)
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
                 store = socket.create_connection(("127.0.0.1", self._behind))
+                asked: list[Request] = []  # on this connection
                 for source, target, pass_on in (
-                    (client, store, self._asked),
-                    (store, client, self._answered),
+                    (client, store, partial(self._asked, asked)),
+                    (store, client, partial(self._answered, asked)),
                 ):
                     arguments = (source, target, pass_on)
                     threading.Thread(target=_pump, args=arguments, daemon=True).start()
 
-    def _asked(self, data: bytes) -> None:
-        found = len(_REQUEST.findall(data))
+    def _asked(self, asked: list[Request], data: bytes) -> None:
+        heads = [data[found.start() :] for found in _REQUEST.finditer(data)]
         with self._lock:
-            self.served["requests"] += found
-        time.sleep(self._delay_s * found)
+            self.served["requests"] += len(heads)
+            for head in heads:
+                path, part = head.split()[1].decode(), _RANGE.search(head)
+                asked.append(Request(path, part[1].decode() if part else "", time.monotonic()))
+                self.asked.append(asked[-1])
+        time.sleep(self._delay_s * len(heads))
 
-    def _answered(self, data: bytes) -> None:
+    def _answered(self, asked: list[Request], data: bytes) -> None:
         with self._lock:
             self.served["bytes"] += len(data)
             now = time.monotonic()
@@ -78,6 +163,8 @@ class SlowStore:
                 self.idle.append((self._free_at, now))
             self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
             wait_s = self._free_at - now
+            if asked:
+                asked[-1].answered_s = self._free_at
         time.sleep(wait_s)
 
 
