@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from fsspec.asyn import sync
 
@@ -16,8 +15,6 @@ from streampack.errors import StorageError
 from streampack.storage.failures import TooSlowError
 from streampack.storage.file_info import FileInfo, shown, split_url
 from streampack.storage.waiting import end_with_process, pulse
-
-T = TypeVar("T")
 
 #: Fields that differ between versions of a file, by file system; the most reliable first.
 VERSION_FIELDS = (
@@ -110,58 +107,35 @@ class Pace:
             f"{came} after {seconds:.3g} s; min_bytes_per_s is {self.min_bytes_per_s:g}"
         )
 
-    def call(
-        self, filesystem: Any, method: Any, *args: Any, num_bytes: int | None, **options: Any
-    ) -> Any:
-        """Call `method` of a file system, and give up after the time allowed for `num_bytes`.
+    def call(self, filesystem: Any, method: str, *args: Any, num_bytes: int, **options: Any) -> Any:
+        """Call a method of a file system, and give up after the time allowed for `num_bytes`.
 
-        Args:
-            filesystem: fsspec file system.
-            method: name of a method, or a coroutine function. A synchronous method is called
-                directly, with its own time limits.
-            args: arguments of the method.
-            num_bytes: expected size of the answer; 0 for a short answer; None if the method limits
-                its time itself.
-            options: keyword arguments of the method.
+        Without asyncio, the file system has limits of its own.
         """
-        if isinstance(method, str):
-            if not filesystem.async_impl:
-                return getattr(filesystem, method)(*args, **options)
-            method = getattr(filesystem, "_" + method)
-        if num_bytes is None:
-            return wait_for(filesystem.loop, method, *args, **options)
+        if not filesystem.async_impl:
+            return getattr(filesystem, method)(*args, **options)
+        rate = self.min_bytes_per_s
+        limit_s = self.timeout_s + num_bytes / rate if rate else None
 
         async def limited() -> Any:
-            return await self.limited(method(*args, **options), num_bytes)
+            task = asyncio.ensure_future(getattr(filesystem, "_" + method)(*args, **options))
+            try:
+                done, _ = await asyncio.wait({task}, timeout=limit_s)
+                if not done:
+                    raise self.too_slow(None, limit_s or 0)
+                return task.result()
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait({task}, timeout=1)
 
-        return wait_for(filesystem.loop, limited)
-
-    async def limited(self, answer: Awaitable[T], num_bytes: int) -> T:
-        """Await an answer, and give up after the time allowed for `num_bytes`."""
-        if self.min_bytes_per_s == 0:
-            return await answer
-        limit_s = self.timeout_s + num_bytes / self.min_bytes_per_s
-        task = asyncio.ensure_future(answer)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=limit_s)
-            if not done:
-                raise self.too_slow(None, limit_s)
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task}, timeout=1)
-
-
-def wait_for(loop: Any, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return the result of a coroutine function, called in the loop of a file system."""
-    if threading.current_thread() is threading.main_thread():
-        return sync(loop, method, *args, **options)
-    answer = asyncio.run_coroutine_threadsafe(method(*args, **options), loop)
-    while not wait([answer], timeout=_LOOK_S).done:
-        pulse().beat()  # the request has a limit of its own
-        end_with_process()
-    return answer.result()
+        if threading.current_thread() is threading.main_thread():
+            return sync(filesystem.loop, limited)
+        answer = asyncio.run_coroutine_threadsafe(limited(), filesystem.loop)
+        while not wait([answer], timeout=_LOOK_S).done:
+            pulse().beat()  # the request has a limit of its own
+            end_with_process()
+        return answer.result()
 
 
 def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel_of
 from streampack.formats.mds.index import TEXTS, Column
+from streampack.sources.reading import ReadOptions
+from streampack.sources.records import DamagedFileError
+from streampack.storage.files import StoredFile
 
 #: Reasons for broken samples by status; each ends a sentence that begins with a sample's name.
 STATUS = {
@@ -197,3 +203,96 @@ def array_headers(
 def problems_of(status: NDArray[np.uint8]) -> dict[int, str]:
     """Return the reasons for broken samples, by index."""
     return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}
+
+
+def head_bytes(samples: Any) -> Any:
+    """Return the bytes of a shard before its samples: a count, and their n + 1 offsets."""
+    return 4 * (samples + 2)
+
+
+def sample_table(file: StoredFile, samples: int) -> NDArray[np.uint32]:
+    """Return the (n + 1,) uint32 offsets of the n samples that a shard should have.
+
+    Raises:
+        DamagedFileError: an entry is wrong.
+    """
+    head = head_bytes(samples)
+    if file.num_bytes < head:
+        raise DamagedFileError(
+            f"its {file.num_bytes} bytes cannot hold a table of {samples} samples"
+        )
+    data = file.array(0, head)
+    count = int(data[:4].view(np.uint32)[0])
+    if count != samples:
+        raise DamagedFileError(f"it has {count} samples, and its index declares {samples}")
+    table = data[4:head].view(np.uint32)
+    wrong = np.flatnonzero(table[1:] < table[:-1])
+    if len(wrong):
+        raise DamagedFileError(f"sample {wrong[0]} ends before it begins")
+    if table[0] < head or table[-1] > file.num_bytes:
+        raise DamagedFileError(
+            f"its table puts samples at bytes {table[0]} to {table[-1]}, and there is room from "
+            f"{head} to {file.num_bytes}"
+        )
+    return table
+
+
+def read_samples(
+    file: StoredFile,
+    table: NDArray[np.uint32],
+    start: int,
+    stop: int,
+    columns: Sequence[Column],
+    stored_sizes: Sequence[int],
+    reading: ReadOptions,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+    """Return a block of the samples [start, stop).
+
+    Args:
+        file: content of the shard.
+        table: (n + 1,) offsets of its samples.
+        start, stop: indices of samples; at least one is read.
+        columns: the W wanted columns, with the document's first.
+        stored_sizes: bytes of each stored column, 0 where it varies.
+        reading: limits of the block.
+
+    Returns:
+        Bytes that hold the samples, and in these (W, N) starts and (W, N) sizes of the wanted
+        columns, and (N,) statuses.
+    """
+    # The document's bytes limit a block, and those of fields with several numbers per token.
+    counted = np.array([bool(column.shape) for column in columns])
+    counted[0] = True
+    room = min(reading.documents_per_block, stop - start)
+    most = reading.block_bytes
+    while True:
+        # Other columns may be larger than the wanted ones, and make a block exceed its limit.
+        end = start + room
+        if not file.mapped:
+            end = int(np.searchsorted(table, int(table[start]) + most, "right"))
+            end = min(max(end, start + 1), start + room)
+        begin, last = (0, file.num_bytes) if file.mapped else map(int, table[[start, end]])
+        data = file.array(begin, last)
+        starts = np.zeros((len(columns), end - start), dtype=np.int64)
+        sizes = np.zeros_like(starts)
+        status = np.zeros(end - start, dtype=np.uint8)
+        n = scan_samples(
+            data,
+            table[start : end + 1] - np.uint32(begin) if begin else table[start : end + 1],
+            np.array(stored_sizes, dtype=np.int64),
+            np.array([column.number for column in columns], dtype=np.int64),
+            counted,
+            0,
+            end - start,
+            reading.block_bytes,
+            starts,
+            sizes,
+            status,
+        )
+        if (
+            n == room
+            or n < end - start
+            or sizes[counted][:, status == 0].sum() >= reading.block_bytes
+        ):
+            return data, starts[:, :n], sizes[:, :n], status[:n]
+        most *= 2

@@ -39,8 +39,10 @@ from streampack.formats.mds.index import (
 from streampack.formats.mds.samples import (
     TOO_LONG,
     array_headers,
+    head_bytes,
     problems_of,
-    scan_samples,
+    read_samples,
+    sample_table,
 )
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.fields import ATTENTION_MASK, RecordReader, with_masks
@@ -142,7 +144,7 @@ class MDS(RecordFiles):
             "digests": None if self.validate_hash is None else Names(digests),
         }
         # Weights count samples alone: with the table before them, the first ones would weigh more.
-        weights = np.where(samples > 0, np.maximum(raw - _head_bytes(samples), 1), 0)
+        weights = np.where(samples > 0, np.maximum(raw - head_bytes(samples), 1), 0)
         return Manifest(paths, weights, stored.copy(), details)
 
     def _check_form(self, layout: ShardColumns, codec: str, where: str) -> None:
@@ -181,13 +183,13 @@ class MDS(RecordFiles):
     def weight_begin(self, shard: int) -> int | None:
         if self._form(shard)[1] or self.validate_hash is not None:
             return None
-        return int(_head_bytes(int(self.manifest.details["documents"][shard])))
+        return int(head_bytes(int(self.manifest.details["documents"][shard])))
 
     def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         with self.storage.open(self._listed_shard(shard)) as stored:
             file, fault = self._content(shard, stored)
-            table = self._table(shard, file)
-            head = _head_bytes(len(table) - 1)
+            table = sample_table(file, int(self.manifest.details["documents"][shard]))
+            head = head_bytes(len(table) - 1)
             start, stop = (int(n) for n in np.searchsorted(table[:-1], [head + low, head + high]))
             if high == self.manifest.weights[shard]:
                 stop = len(table) - 1
@@ -304,79 +306,6 @@ class MDS(RecordFiles):
         exact = int(details["raw_bytes"][shard])
         return shared_bytes(self.storage, file, codec, exact_bytes=exact)
 
-    def _table(self, shard: int, file: StoredFile) -> NDArray[np.uint32]:
-        """Return the (n + 1,) uint32 sample table, with every entry checked."""
-        n = int(self.manifest.details["documents"][shard])
-        head = _head_bytes(n)
-        if file.num_bytes < head:
-            raise self.broken_shard(
-                shard, f"its {file.num_bytes} bytes cannot hold a table of {n} samples"
-            )
-        data = file.array(0, head)
-        count = int(data[:4].view(np.uint32)[0])
-        if count != n:
-            raise self.broken_shard(shard, f"it has {count} samples, and its index declares {n}")
-        table = data[4:head].view(np.uint32)
-        wrong = np.flatnonzero(table[1:] < table[:-1])
-        if len(wrong):
-            raise self.broken_shard(shard, f"sample {wrong[0]} ends before it begins")
-        if table[0] < head or table[-1] > file.num_bytes:
-            raise self.broken_shard(
-                shard,
-                f"its table puts samples at bytes {table[0]} to {table[-1]}, and there is room "
-                f"from {head} to {file.num_bytes}",
-            )
-        return table
-
-    def _samples(
-        self,
-        shard: int,
-        file: StoredFile,
-        table: NDArray[np.uint32],
-        start: int,
-        stop: int,
-        columns: Sequence[Column],
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-        """Return a block's samples: bytes that hold them, and in these (W, N) starts and (W, N)
-        sizes of the wanted columns, and (N,) statuses.
-        """
-        # The document's bytes limit a block, and those of fields with several numbers per token.
-        counted = np.array([bool(column.shape) for column in columns])
-        counted[0] = True
-        room = min(self.reading.documents_per_block, stop - start)
-        most = self.reading.block_bytes
-        while True:
-            # Other columns may be larger than the wanted ones, and make a block exceed its limit.
-            end = start + room
-            if not file.mapped:
-                end = int(np.searchsorted(table, int(table[start]) + most, "right"))
-                end = min(max(end, start + 1), start + room)
-            begin, last = (0, file.num_bytes) if file.mapped else map(int, table[[start, end]])
-            data = file.array(begin, last)
-            starts = np.zeros((len(columns), end - start), dtype=np.int64)
-            sizes = np.zeros_like(starts)
-            status = np.zeros(end - start, dtype=np.uint8)
-            n = scan_samples(
-                data,
-                table[start : end + 1] - np.uint32(begin) if begin else table[start : end + 1],
-                np.array(self._layout(shard).sizes, dtype=np.int64),
-                np.array([column.number for column in columns], dtype=np.int64),
-                counted,
-                0,
-                end - start,
-                self.reading.block_bytes,
-                starts,
-                sizes,
-                status,
-            )
-            if (
-                n == room
-                or n < end - start
-                or sizes[counted][:, status == 0].sum() >= self.reading.block_bytes
-            ):
-                return data, starts[:, :n], sizes[:, :n], status[:n]
-            most *= 2
-
     def _block(
         self,
         shard: int,
@@ -386,7 +315,10 @@ class MDS(RecordFiles):
         stop: int,
     ) -> ShardBlock:
         columns = self._columns(self._layout(shard), self.manifest.paths[shard])
-        data, starts, sizes, status = self._samples(shard, file, table, start, stop, columns)
+        layout_sizes, reading = self._layout(shard).sizes, self.reading
+        data, starts, sizes, status = read_samples(
+            file, table, start, stop, columns, layout_sizes, reading
+        )
         n = len(status)
         status[(status == 0) & (sizes[0] > self.reading.most_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
@@ -428,10 +360,5 @@ class MDS(RecordFiles):
                 block, reasons = self._with_files(self.beside, block, data, files)
                 problems |= {int(kept[i]): reason for i, reason in reasons.items()}
         end = start + n
-        reached = int(table[end]) - _head_bytes(len(table) - 1)
+        reached = int(table[end]) - head_bytes(len(table) - 1)
         return ShardBlock(block, origin, problems, end, reached)
-
-
-def _head_bytes(samples: Any) -> Any:
-    """Return the bytes of a shard before its samples: a count, and their n + 1 offsets."""
-    return 4 * (samples + 2)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from streampack.errors import StorageError
 from streampack.extras import missing_package
+from streampack.storage.files import LocalFile
 
 
 def run_pipe(url: str, target: Path) -> None:
@@ -27,3 +31,14 @@ def run_pipe(url: str, target: Path) -> None:
         raise StorageError(
             f"{url} failed: {error}.", "Run the command by hand to see why.", path=url
         ) from error
+
+
+@contextmanager
+def opened_pipe(url: str, folder: Path | None) -> Iterator[LocalFile]:
+    """Open the output of a `pipe:` URL, a file in `folder` inside the context."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        target = Path(scratch) / "shard"
+        run_pipe(url, target)
+        yield LocalFile(target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from streampack.files.integer_arrays import (
 )
 from streampack.files.json_records import record_of
 from streampack.files.record_files import RecordFiles
+from streampack.formats.tar.archives import content_of, is_declared, named_codec
 from streampack.formats.tar.contents import (
     array_headers,
     field_beside,
@@ -38,11 +38,10 @@ from streampack.formats.tar.headers import (
     MISSING,
     MORE,
     TOO_LONG,
-    is_header,
     scan_file,
 )
 from streampack.formats.tar.members import FirstMembers, Samples, TarColumn, head_of
-from streampack.formats.tar.pipes import run_pipe
+from streampack.formats.tar.pipes import opened_pipe
 from streampack.job.listed_once import listed_once
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
@@ -56,10 +55,8 @@ from streampack.sources.records import (
     document_in,
     record_block,
 )
-from streampack.storage.decoded import shared_bytes
-from streampack.storage.decompression import codec_of
 from streampack.storage.file_info import FileInfo, Range, shown
-from streampack.storage.files import LEAST_BYTES, LocalFile, MemoryFile, StoredFile
+from streampack.storage.files import MemoryFile, StoredFile
 from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes
 
 if TYPE_CHECKING:
@@ -67,7 +64,6 @@ if TYPE_CHECKING:
 
 _PIPE_BYTES = 64 << 20  # assumed size of a shard from a command
 _SAMPLED_BYTES = 32 << 20  # bytes of content in which tokens are counted for an estimate
-_CODECS = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "zst": "zstd", "tzst": "zstd"}
 _SAMPLED = 16384  # maximum number of samples in which tokens are counted
 
 
@@ -178,7 +174,7 @@ class WebDataset(RecordFiles):
             )
             padded = ATTENTION_MASK in fields
         weights = [_PIPE_BYTES if is_pipe(file.path) else file.num_bytes for file in files]
-        declares = any(_is_declared(file) for file in files)
+        declares = any(map(is_declared, files))
         details = {"fields": self.fields, "padded": padded, "declares": declares}
         return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
 
@@ -197,7 +193,7 @@ class WebDataset(RecordFiles):
     def codec(self, shard: int) -> str | None:
         """Return the compression of a shard; see `run.contents.Compressed`."""
         path = self.manifest.paths[shard]
-        return None if is_pipe(path) else _named_codec(path)
+        return None if is_pipe(path) else named_codec(path)
 
     def estimate_tokens(self) -> int | None:
         """Estimate the number of tokens by the first samples: headers may be most of an archive."""
@@ -264,30 +260,12 @@ class WebDataset(RecordFiles):
         """Open an archive, decompressed; also return its size, at least 1, and `shared_bytes`."""
         path = self.manifest.paths[shard]
         if is_pipe(path):
-            folder = self.storage.cache_dir
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                target = Path(scratch) / "shard"
-                run_pipe(path, target)
-                yield self._content(shard, LocalFile(target))
+            with opened_pipe(path, self.storage.cache_dir) as written:
+                yield content_of(self.storage, written)
         else:
             with self.open_shard(shard) as file:
-                yield self._content(shard, file)
-
-    def _content(self, shard: int, file: StoredFile) -> tuple[StoredFile, int, Callable[[], str]]:
-        head = file.array(0, 512)
-        codec = codec_of(head[:8].tobytes())
-        if codec is None or is_header(head):  # a name may begin like compressed data
-            return file, max(file.num_bytes, 1), lambda: ""
-        content, fault = shared_bytes(self.storage, file, codec)
-        size = content.num_bytes
-        if size < 0 and not self._waits and self.codec(shard) == codec == "gz":
-            size = _declared_size(file)
-        if size < 0:
-            fault()  # until the size is known
-            size = content.num_bytes
-        return content, max(size, 1), fault
+                cuts = not self._waits and self.codec(shard) == "gz"
+                yield content_of(self.storage, file, by_declared_size=cuts)
 
     def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> WebDataset:
         """Return the source of a state from before parts were cut by declared sizes."""
@@ -419,22 +397,3 @@ class WebDataset(RecordFiles):
         block, wrong = record_block(items, read, kind, origin, types, masks, unread)
         problems |= wrong
         return block
-
-
-def _named_codec(path: str) -> str | None:
-    return _CODECS.get(path.lower().rpartition(".")[2])
-
-
-def _is_declared(file: FileInfo) -> bool:
-    """Return True for an archive that may be cut by the size that its last bytes declare."""
-    return file.num_bytes >= LEAST_BYTES and _named_codec(file.path) == "gz"
-
-
-def _declared_size(file: StoredFile) -> int:
-    """Return the size of the content of a gz file, as declared at its end; -1 if it cannot be.
-
-    Of several members only the last is counted, and sizes are modulo 2**32. Any size gives parts
-    that have each sample once; a wrong one makes them unequal.
-    """
-    size = int.from_bytes(file.read(file.num_bytes - 4, file.num_bytes), "little")
-    return size if size >= file.num_bytes - file.num_bytes // 64 else -1
