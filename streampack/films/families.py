@@ -21,6 +21,7 @@ class FilmFamily:
         features: attribute of the processor with the token that gets the features of films.
         axes: positions of models have three more axes, as `MediaForm.axes`; of families with images
             the form of images decides.
+        apart: models take no images in a batch with films.
         timed: in transformers 4 the processor replaces the tokens around the placeholder.
         resizes: frames that have the size after the resize need none.
         copies: the processor copies the values of frames when it counts.
@@ -32,6 +33,7 @@ class FilmFamily:
     written: str = "{}"
     features: str = "video_token"
     axes: bool = False
+    apart: bool = False
     timed: bool = False
     resizes: bool = True
     copies: bool = False
@@ -46,7 +48,7 @@ FILM_FAMILIES = {
     "Qwen3VLProcessor": FilmFamily(_VISION, timed=True, since_5=False),
     "Qwen2_5OmniProcessor": FilmFamily("<|vision_bos|>{}<|vision_eos|>", axes=True),
     "Qwen3OmniMoeProcessor": FilmFamily(_VISION, axes=True),
-    "Glm4vProcessor": FilmFamily(_GLM, "image_token"),
+    "Glm4vProcessor": FilmFamily(_GLM, "image_token", axes=True, apart=True),
     "Glm46VProcessor": FilmFamily(_GLM, "image_token", axes=True),
     "Glm5NextProcessor": FilmFamily(_GLM, "image_token", resizes=False),
     "CohereCompassProcessor": FilmFamily(axes=True),

@@ -68,7 +68,8 @@ class FilmPlanner:
         self.token: str = processor.video_token
         self.token_id = self._id(self.token)
         self.image_id = self.video_id = self._id(getattr(processor, self.films.features))
-        of_images = FAMILIES.get(family_of(processor) or "")
+        name = family_of(processor)
+        of_images = None if name is None or self.films.apart else FAMILIES[name]
         #: True if the family's images are not read.
         self.alone = of_images is None
         form = MediaForm(axes=self.films.axes) if of_images is None else of_images.form

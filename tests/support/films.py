@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.support.vision import PATCH, fast_tokenizer, qwen_processor
+from tests.support.vision import PATCH, engine, fast_tokenizer, qwen_processor
 from tests.support.vision import SPECIAL as TOKENS
 from tests.support.whole_processors import FIVE
 
@@ -57,3 +57,53 @@ def film_model(family: str) -> Any:
     from tests.support.vision_families import FAMILIES as IMAGES
 
     return IMAGES[family].model(IMAGES[family].processor())
+
+
+#: Other families with a tiny model: the classes of their parts, tokens by name, settings of the
+#: part for videos, and arguments.
+_OTHERS: dict[str, Any] = {
+    "GLM-4V": (
+        "Glm4v", "Glm4v", {}, {
+            "patch_size": PATCH, "temporal_patch_size": 2,
+            "size": {"shortest_edge": 16 * 16 * 2, "longest_edge": 24 * 24 * 6},
+        }, {},
+    ),
+    "InternVL": (
+        "InternVL", "GotOcr2", {
+            "start_image_token": "<img>", "end_image_token": "</img>", "video_token": "<video>",
+            "context_image_token": "<IMG_CONTEXT>",
+        }, {"size": {"height": 16, "width": 16}, "num_frames": 3}, {"image_seq_length": 4},
+    ),
+    "LLaVA-OneVision": (
+        "LlavaOnevision", "LlavaOnevision", {},
+        {"size": {"height": 16, "width": 16}, "num_frames": 3},
+        {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+    ),
+}  # fmt: skip
+MODELS = [*FAMILIES, *(_OTHERS if FIVE else ())]
+
+
+def with_model(family: str) -> tuple[Any, Any]:
+    """Return the processor and a tiny model of a family of `MODELS`."""
+    if family in FAMILIES:
+        return film_processor(family), film_model(family)
+    from tests.support.vision_families import FAMILIES as IMAGES
+
+    name, images, tokens, videos, settings = _OTHERS[family]
+    alone = IMAGES[family].processor()
+    special = [str(token) for token in alone.tokenizer.added_tokens_decoder.values()]
+    more = ["<|begin_of_video|>", "<|end_of_video|>"] if family == "GLM-4V" else []
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=engine([*special, *more]), eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>", extra_special_tokens=tokens,
+    )  # fmt: skip
+    kind = getattr(transformers, f"{name}Processor")
+    processor = type(kind.__name__, (kind,), {"tokenizer_class": "PreTrainedTokenizerFast"})(
+        image_processor=alone.image_processor,
+        tokenizer=tokenizer,
+        video_processor=getattr(transformers, f"{name}VideoProcessor")(
+            do_sample_frames=True, **videos
+        ),
+        **settings,
+    )
+    return processor, IMAGES[family].model(processor)
