@@ -59,23 +59,23 @@ def film_model(family: str) -> Any:
     return IMAGES[family].model(IMAGES[family].processor())
 
 
-#: Other families with a tiny model: the classes of their parts, tokens by name, settings of the
+#: Other families with a tiny model: the names of their classes, tokens by name, settings of the
 #: part for videos, and arguments.
 _OTHERS: dict[str, Any] = {
     "GLM-4V": (
-        "Glm4v", "Glm4v", {}, {
+        "Glm4v", {}, {
             "patch_size": PATCH, "temporal_patch_size": 2,
             "size": {"shortest_edge": 16 * 16 * 2, "longest_edge": 24 * 24 * 6},
         }, {},
     ),
     "InternVL": (
-        "InternVL", "GotOcr2", {
+        "InternVL", {
             "start_image_token": "<img>", "end_image_token": "</img>", "video_token": "<video>",
             "context_image_token": "<IMG_CONTEXT>",
         }, {"size": {"height": 16, "width": 16}, "num_frames": 3}, {"image_seq_length": 4},
     ),
     "LLaVA-OneVision": (
-        "LlavaOnevision", "LlavaOnevision", {},
+        "LlavaOnevision", {},
         {"size": {"height": 16, "width": 16}, "num_frames": 3},
         {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     ),
@@ -89,7 +89,7 @@ def with_model(family: str) -> tuple[Any, Any]:
         return film_processor(family), film_model(family)
     from tests.support.vision_families import FAMILIES as IMAGES
 
-    name, images, tokens, videos, settings = _OTHERS[family]
+    name, tokens, videos, settings = _OTHERS[family]
     alone = IMAGES[family].processor()
     special = [str(token) for token in alone.tokenizer.added_tokens_decoder.values()]
     more = ["<|begin_of_video|>", "<|end_of_video|>"] if family == "GLM-4V" else []
