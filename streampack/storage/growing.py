@@ -30,7 +30,7 @@ from streampack.storage.decompression import DamagedError
 from streampack.storage.failures import is_of_system
 from streampack.storage.files import StoredFile
 from streampack.storage.locks import Lock, Patience
-from streampack.storage.waiting import pause, pulse, start_daemon
+from streampack.storage.waiting import is_ending, pause, pulse, start_daemon
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class BlockWriter(io.RawIOBase):
     Args:
         cache, key: cache, and key of the blocks.
         most_bytes: limit of the content.
-        lock: lock of the maker, which stops once the lock is lost or the main thread has ended;
+        lock: lock of the maker, which stops once the lock is lost or the process ends;
             None makes the content without it.
     """
 
@@ -90,7 +90,7 @@ class BlockWriter(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        if self._lock and not (threading.main_thread().is_alive() and self._lock.is_current()):
+        if self._lock and (is_ending() or not self._lock.is_current()):
             raise _StoppedError
         pulse().beat()
         added = memoryview(data).cast("B")

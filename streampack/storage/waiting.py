@@ -64,12 +64,16 @@ def start_daemon(target: Callable[..., object], *args: Any, name: str) -> thread
     return thread
 
 
-def end_with_process() -> None:
-    """End this thread if the process only waits for its daemons."""
+def is_ending() -> bool:
+    """Return True if the main thread and all others that a process waits for have ended."""
     main = threading.main_thread()
-    if main.is_alive() or threading.current_thread() is main:
-        return
-    if all(thread.daemon for thread in threading.enumerate() if thread is not main):
+    others = (thread for thread in threading.enumerate() if thread is not main)
+    return not main.is_alive() and all(thread.daemon for thread in others)
+
+
+def end_with_process() -> None:
+    """End this thread if the process ends."""
+    if is_ending() and threading.current_thread() is not threading.main_thread():
         raise SystemExit
 
 

@@ -140,7 +140,7 @@ def test_a_state_from_before_sizes_were_declared_continues_with_its_parts(
         source._waits = waits
         return PackedLoader(PackedDataset(source, seq_len=512, batch_size=4, lanes=3))
 
-    monkeypatch.setattr("streampack.formats.tar.source._declared_size", lambda file: 1 << 30)
+    monkeypatch.setattr("streampack.formats.tar.archives._declared_size", lambda file: 1 << 30)
     before = loader(waits=True)
     batches = iter(before)
     next(batches)

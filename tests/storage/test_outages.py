@@ -89,6 +89,34 @@ def test_an_interrupt_ends_the_listing_of_a_silent_store(tmp_path: Path) -> None
         assert "KeyboardInterrupt" in err
 
 
+THREAD = """
+storage.read_range(url, 0, 1)
+
+def read():
+    threading.main_thread().join()
+    with storage.open(url) as file:
+        print(len(file.read(0, file.num_bytes)), flush=True)
+
+print("waits", flush=True)
+threading.Thread(target=read).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_that_outlives_the_main_thread_reads_on(tmp_path: Path) -> None:
+    def slow(connection: Connection) -> None:
+        if connection.method == "GET" and not connection.stopping.wait(0.5):
+            first, last = map(int, re.findall(r"bytes=(\d+)-(\d+)", connection.head)[0])
+            sent = f'Content-Range: bytes {first}-{last}/{len(DATA)}\nETag: "a"\n'
+            connection.answer("206 Partial Content", sent, DATA[first : last + 1])
+        else:
+            connection.answer("200 OK", f'Content-Length: {len(DATA)}\nETag: "a"\n')
+
+    with raw_server(slow) as server:
+        out, err = started(THREAD, f"{server.url}/a.bin", tmp_path).communicate(timeout=300)
+    assert out == f"{len(DATA)}\n", err
+
+
 LOCKED = """
 from streampack.storage.blocks import BlockCache
 from pathlib import Path

@@ -79,6 +79,6 @@ def small_files_count(set_attribute: Callable[[str, int], None]) -> None:
         "storage.decoded",
         "formats.parquet.source",
         "formats.arrow",
-        "formats.tar.source",
+        "formats.tar.archives",
     ):
         set_attribute(f"streampack.{module}.LEAST_BYTES", SMALL_BYTES)
