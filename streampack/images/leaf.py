@@ -43,6 +43,18 @@ def add(recipe: Recipe, processor: Any) -> None:
     planners: dict[str, Any] = {}
     for part in recipe.source._parts.values():
         planners |= part.media_planners(processor) if hasattr(part, "media_planners") else {}
+    with_images = [
+        name
+        for name, part in recipe.source._parts.items()
+        if getattr(getattr(part, "reader", None), "images", ())
+    ]
+    if "audio" in planners and with_images:
+        raise ConfigError(
+            f"Sounds are mixed with images or films, of source {with_images[0]!r}: a batch without "
+            "one of them would not run its tower, and ranks would wait for one another.",
+            "Train on them in separate runs, or pass a MediaModel that takes both.",
+            setting="source",
+        )
     media = MediaProcessing(processor, planners)
     recipe.fields = recipe.given["fields"] = recipe.fields.plus(PATCHES, np.int64)
     recipe.with_margins = partial(_with_margins, processor=processor)

@@ -14,16 +14,19 @@ import torch
 
 pytest.importorskip("av", reason="PyAV, the extra [video]")
 
-from streampack import PackedDataset, PackedLoader, Topology
+from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError, ContentError
 from streampack.images.inline import inline_bytes
 from streampack.images.model_arguments import media_of
-from streampack.media import Sounds
+from streampack.media import Images, Sounds
+from streampack.packing import Capacity
 from streampack.sounds.files import samples_of, size_of
-from streampack.sources import Storage
+from streampack.sources import Mixture, Storage
+from tests.support.clips import patched
 from tests.support.runs import identity
 from tests.support.simulated_ranks import over_legs
 from tests.support.sounds import PLACE, counted, sound, sound_processor
+from tests.support.vision import drawn, png
 from tests.support.vision_runs import dataset
 
 
@@ -217,3 +220,53 @@ def test_processor_without_sounds_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         dataset(Sounds(documents(), text="text"), qwen_processor())
     assert caught.value.setting == "processor"
+
+
+def test_head_that_declares_another_length_is_an_error_or_takes_the_loss() -> None:
+    clip = sound(9000, form="mp3", codec="libmp3lame")
+    at = clip.index(b"Info") + 8  # the number of frames, without a checksum
+    lying = patched(clip, at, (int.from_bytes(clip[at : at + 4], "big") + 1).to_bytes(4, "big"))
+    given = [
+        {"text": f"good:{PLACE}z", "audios": [clip]}, {"text": f"bad:{PLACE}z", "audios": [lying]}
+    ]  # fmt: skip
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Sounds(given, text="text"), sound_processor()))
+    assert caught.value.document == "item 1 of the list"
+    loader = PackedLoader(dataset(Sounds(given, text="text"), sound_processor(), on_error="skip"))
+    (batch,) = loader
+    assert loader.metrics().skipped == 1
+    assert [bool((batch.labels[batch.document_ids == i] != -100).any()) for i in (0, 1)] == [
+        "bad" not in sound_processor().tokenizer.decode(batch.input_ids[batch.document_ids == i])
+        for i in (0, 1)
+    ]
+
+
+def test_capacity_limits_the_seconds_of_sound_in_a_row() -> None:
+    given = [
+        {"text": f"{i}:{PLACE}", "audios": [sound(16000 * length // 10, seed=i)]}
+        for i, length in enumerate([4, 6, 7, 3, 5, 5, 18])
+    ]
+    packer = BestFitDecreasing(seq_len=160, overflow="drop", limits=[Capacity({"patches": 100})])
+    settings = {"seq_len": None, "packer": packer, "batch_size": 1, "provenance": True}
+    made = dataset(Sounds(given, text="text"), sound_processor(), **settings)
+    frames, names = [], []
+    for batch in made:
+        frames.append(int(batch.document_fields["patches"].sum()))
+        assert int(batch.media["feature_attention_mask"].sum()) == frames[-1]
+        names += [piece.index for piece in made.locate(batch)]
+    assert sorted(frames) == [100, 100, 100]  # the sound of 1.8 s is dropped
+    assert sorted(names) == [*range(6)]
+
+
+def test_mixtures_of_sounds_take_texts_and_refuse_images() -> None:
+    spoken = Sounds([{"text": f"{i}:{PLACE}", "audios": [sound(4000)]} for i in range(4)],
+                    text="text")  # fmt: skip
+    parts = {"spoken": spoken, "written": [{"text": f"{i}: words"} for i in range(4)]}
+    mixed = Mixture(parts, weights={"spoken": 1, "written": 1})
+    batches = list(dataset(mixed, sound_processor()))
+    assert sum(len(batch.media.get("input_features", ())) for batch in batches) >= 3
+    images = Images([{"text": "a", "images": [png(drawn(1, 20, 20))]}], text="text")
+    mixed = Mixture({"spoken": spoken, "seen": images}, weights={"spoken": 1, "seen": 1})
+    with pytest.raises(ConfigError) as caught:
+        dataset(mixed, sound_processor())
+    assert caught.value.setting == "source"
