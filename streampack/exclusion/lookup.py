@@ -1,12 +1,13 @@
 """Lookup: the excluded keys of a column, and the ordinals of the keys that documents have.
 
-Steps, for a column of texts in Arrow's buffers:
-  1. A kernel hashes every text, eight bytes at a time. A bitmap of 16 bits per key, in which a hash
-     has two bits of one word (a blocked Bloom filter), leaves about one text in fifty.
-  2. These are searched for in the sorted hashes of the keys.
+Steps, for a column of texts in Arrow's buffers, in one kernel:
+  1. Every text is hashed, eight bytes at a time. A bitmap of 16 bits per key, in which a hash has
+     two bits of one word (a blocked Bloom filter), leaves about one text in fifty.
+  2. These are searched for in the sorted hashes of the keys, from the first hash with the same
+     upper bits on, of which a table has the position.
   3. Texts with the hash of a key are compared with it byte by byte.
 
-Cost: some tens of nanoseconds per document, however many keys there are; 30 bytes of memory per
+Cost: some tens of nanoseconds per document, however many keys there are; 34 bytes of memory per
 key, and its text.
 """
 
@@ -51,10 +52,14 @@ class Lookup:
         bits = max(len(keys) * 16 - 1, 63).bit_length()
         self._bitmap = np.zeros(1 << bits - 6, dtype=np.uint64)
         hashes = np.empty(len(keys), dtype=np.uint64)
-        _hash(self._data, self._offsets, self._bitmap, hashes)
+        _hash(self._data, self._offsets, hashes)
         _mark(hashes, self._bitmap)
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
+        upper = np.arange(1 << max(bits - 6, 1), dtype=np.uint64) << np.uint64(
+            64 - max(bits - 6, 1)
+        )
+        self._begins = np.append(np.searchsorted(self._hashes, upper), len(keys)).astype(np.uint32)
 
     @property
     def count(self) -> int:
@@ -130,23 +135,10 @@ class Lookup:
         return _ordinals_in(*(self._text_keys if texts else self._integers), values)
 
     def _of_bytes(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        hashes = np.empty(len(offsets) - 1, dtype=np.uint64)
-        if not len(self._hashes):
-            return np.zeros(len(hashes), dtype=np.int64)
-        likely = np.flatnonzero(_hash(data, offsets, self._bitmap, hashes))
-        ordinals = np.zeros(len(hashes), dtype=np.int64)
-        if not len(likely):
-            return ordinals
-        first = np.minimum(np.searchsorted(self._hashes, hashes[likely]), len(self._hashes) - 1)
-        same = self._hashes[first] == hashes[likely]
-        for i, at in zip(likely[same].tolist(), first[same].tolist(), strict=True):
-            text = data[offsets[i] : offsets[i + 1]].tobytes()
-            while at < len(self._hashes) and self._hashes[at] == hashes[i]:
-                key = int(self._order[at])
-                if self._data[self._offsets[key] : self._offsets[key + 1]].tobytes() == text:
-                    ordinals[i] = 1 + key
-                    break
-                at += 1
+        ordinals = np.zeros(len(offsets) - 1, dtype=np.int64)
+        if len(self._hashes):
+            keys = self._data, self._offsets, self._order, self._hashes
+            _find(data, offsets, self._bitmap, self._begins, *keys, ordinals)
         return ordinals
 
 
@@ -167,15 +159,8 @@ def _ordinals_in(
 
 
 @kernel_of(lambda data, offsets, *_: int(offsets[-1] - offsets[0]) + 8 * offsets.size)
-def _hash(
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    bitmap: NDArray[np.uint64],
-    hashes: NDArray[np.uint64],
-) -> NDArray[np.bool_]:
-    """Write the hashes (N,) of N texts; return where the bitmap has one, (N,) bool."""
-    likely = np.zeros(len(hashes), dtype=np.bool_)
-    last = np.uint64(64 * len(bitmap) - 1)
+def _hash(data: NDArray[np.uint8], offsets: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:
+    """Write the hashes (N,) of N texts."""
     for i in range(len(hashes)):
         text = data[offsets[i] : offsets[i + 1]]
         h = np.uint64(len(text))
@@ -192,13 +177,48 @@ def _hash(
         word = np.uint64(0)
         for k in range(len(text) & ~7, len(text)):
             word = word << np.uint64(8) | np.uint64(text[k])
-        h = mix(h ^ word)
-        hashes[i] = h
+        hashes[i] = mix(h ^ word)
+
+
+@kernel_of(lambda data, offsets, *_: int(offsets[-1] - offsets[0]) + 8 * offsets.size)
+def _find(
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    bitmap: NDArray[np.uint64],
+    begins: NDArray[np.uint32],
+    key_data: NDArray[np.uint8],
+    key_offsets: NDArray[np.int64],
+    order: NDArray[np.int64],
+    sorted_hashes: NDArray[np.uint64],
+    ordinals: NDArray[np.int64],
+) -> None:
+    """Write 1 + the index of the key, or 0, of N texts to `ordinals` (N,)."""
+    hashes = ordinals.view(np.uint64)
+    _hash(data, offsets, hashes)
+    last = np.uint64(64 * len(bitmap) - 1)
+    shift = np.uint64(0)
+    while np.uint64(len(begins) - 2) >> shift:
+        shift += np.uint64(1)
+    shift = np.uint64(64) - shift
     for i in range(len(hashes)):  # apart, so that the processor waits for several words at once
-        bits = bitmap[np.int64((hashes[i] & last) >> np.uint64(6))]
-        both = bits >> (hashes[i] & np.uint64(63)) & bits >> (hashes[i] >> np.uint64(58))
-        likely[i] = both & np.uint64(1)
-    return likely
+        h = hashes[i]
+        bits = bitmap[np.int64((h & last) >> np.uint64(6))]
+        both = bits >> (h & np.uint64(63)) & bits >> (h >> np.uint64(58))
+        ordinals[i] = 0
+        if not both & np.uint64(1):
+            continue
+        size = offsets[i + 1] - offsets[i]
+        upper = np.int64(h >> shift)
+        for at in range(np.int64(begins[upper]), np.int64(begins[upper + 1])):
+            key = order[at]
+            begin = key_offsets[key]
+            if sorted_hashes[at] == h and key_offsets[key + 1] - begin == size:
+                k = 0
+                while k < size and data[offsets[i] + k] == key_data[begin + k]:
+                    k += 1
+                if k == size:
+                    ordinals[i] = 1 + key
+                    break
 
 
 def _mark(hashes: NDArray[np.uint64], bitmap: NDArray[np.uint64]) -> None:

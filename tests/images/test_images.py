@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,7 @@ def test_settings_that_do_not_go_with_images_are_refused(
 def test_plain_text_imports_neither_pillow_nor_this_room() -> None:
     program = """
 import sys
+from itertools import islice
 from streampack import PackedDataset, PackedLoader
 for batch in PackedLoader(PackedDataset([[1, 2, 3]] * 9, seq_len=8)):
     batch.hf()
@@ -351,6 +353,29 @@ def test_worker_that_is_killed_costs_no_pixel() -> None:
         found.extend(map(of, batches))
     assert before <= len(found) < len(whole)
     assert [*found, *map(of, killed)] == whole
+
+
+def test_documents_taken_out_take_their_pixels_along() -> None:
+    given = [{**record, "key": f"k{i}"} for i, record in enumerate(records(60, seed=3))]
+    out = [f"k{i}" for i in range(0, 60, 4)]
+
+    def loader(**settings: Any) -> PackedLoader:
+        return PackedLoader(dataset(Images(given, text="text"), lanes=2, **settings))
+
+    whole = documents_of(loader())
+    kept = {name: each for name, each in whole.items() if f"k{name}" not in out}
+    assert documents_of(loader(exclude={"key": out})) == kept
+    for steps in (1, 4):
+        run = loader()
+        before = documents_of(islice(run, steps))
+        state = json.loads(json.dumps(run.state_dict()))
+        later = loader(exclude={"key": out})
+        later.load_state_dict(state)
+        after = documents_of(later)
+        assert not before.keys() & after.keys()
+        assert kept.items() <= {**before, **after}.items() <= whole.items()
+        assert after.keys() <= kept.keys()
+        assert later.metrics().excluded == len(out) - len(before.keys() - kept.keys())
 
 
 def test_limits_of_pixels_that_were_set_on_the_processor_hold() -> None:

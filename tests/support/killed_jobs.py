@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,14 @@ from tests.support.tree_reference import branching
 __all__ = [
     "DOCUMENTS",
     "LANES",
+    "SAVE_EVERY",
     "assert_legs",
     "batches_by_number",
     "make_dataset",
     "run_and_kill",
     "saved_steps",
     "trees",
+    "write",
 ]
 
 SEQ_LEN = 64
@@ -171,13 +174,17 @@ def run_and_kill(
     after_s: float | None = None,
     victim: str = "",
     die_at: int | None = None,
-    source: Source | None = None,
+    source: Any = None,
+    job: Callable[..., None] = train,
 ) -> None:
-    """Start the job; after a while kill a rank, a worker or everything, and wait for the rest."""
+    """Start the job; after a while kill a rank, a worker or everything, and wait for the rest.
+
+    `job` is the function of a rank, with the arguments of `train`.
+    """
     context = multiprocessing.get_context("fork")
     pause_s = 0.0 if after_s is None else 0.004
     processes = [
-        context.Process(target=train, args=(folder, rank, ranks, leg, pause_s, die_at, source))
+        context.Process(target=job, args=(folder, rank, ranks, leg, pause_s, die_at, source))
         for rank in range(ranks)
     ]
     for process in processes:
