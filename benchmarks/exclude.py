@@ -62,7 +62,7 @@ def run(dataset: PackedDataset) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=12)
     rounds = parser.parse_args().rounds
     none = [name(DOCUMENTS + number) for number in range(KEYS)]
     some = [*none[: -DOCUMENTS // 100], *(name(n) for n in range(0, DOCUMENTS, 100))]

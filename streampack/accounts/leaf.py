@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from streampack.accounts.totals import LEDGER, opened, plus
 from streampack.batch import PackedBatch
+from streampack.documents.blocks import Documents
 from streampack.documents.text_keys import text_of_key
 from streampack.errors import ConfigError
 from streampack.mixtures.source_counts import count_sources
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.stages.base import Place
 from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PackedRows
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from streampack.stages.recipe import Recipe
 
 logger = logging.getLogger(__name__)
+
+#: The field of epochs, unless `document_fields` has one of this name.
+EPOCH = "epoch"
 
 #: Counts of a field's values: tokens, documents and loss tokens.
 Counts = dict[str, list[int]]
@@ -38,11 +43,13 @@ class Counted:
     Attributes:
         digest: hash of the batch's pieces: their documents, slices and slots.
         begins: (D,) bool, True for the first piece of a document.
+        epochs: (D,) int32, epochs of the documents, if they are counted by these.
         fields: counts by field and value, once the batch is finished.
     """
 
     digest: bytes
     begins: NDArray[np.bool_]
+    epochs: NDArray[np.int32] | None = None
     fields: Mapping[str, Counts] = field(default_factory=dict)
 
     def tensors(self) -> Mapping[str, NDArray[Any]]:
@@ -73,16 +80,42 @@ class CountPieces:
 
 
 @dataclass(frozen=True, slots=True)
+class Epochs:
+    """Block stage that adds the epoch of documents as a field, which batches do not have."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return no settings: tokens do not depend on it."""
+        return {}
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        """See `BlockStage`."""
+        epochs = np.full(len(documents), place.epoch, dtype=np.int32)
+        return replace(documents, document_fields={**documents.document_fields, EPOCH: epochs})
+
+
+@dataclass(frozen=True, slots=True)
 class CountFields(CountPieces):
     """Row stage that attaches `Counted`.
 
     Attributes:
         fields: fields to count by; True for texts.
         whole: True to count every piece as a document, False to count the first pieces only.
+        by_epoch: True if `Epochs` made one of the fields.
     """
 
     fields: Mapping[str, bool]
     whole: bool = False
+    by_epoch: bool = False
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
+        """See `RowStage`."""
+        rows = CountPieces.__call__(self, rows, pieces, held)
+        if not self.by_epoch:
+            return rows
+        places = held.positions(pieces.serial)
+        epochs = [block.document_fields[EPOCH][i] for block, i in places]
+        counted = replace(rows.attached[LEDGER], epochs=np.array(epochs, dtype=np.int32))
+        return rows._replace(attached={**rows.attached, LEDGER: counted})
 
     def finish(
         self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
@@ -94,7 +127,9 @@ class CountFields(CountPieces):
         begins = np.ones(len(rows.source_ids), np.bool_) if self.whole else counted.begins
         fields = {}
         for field_name, texts in self.fields.items():
-            values, which = np.unique(rows.document_fields[field_name], return_inverse=True)
+            column = counted.epochs if self.by_epoch and field_name == EPOCH else None
+            column = rows.document_fields[field_name] if column is None else column
+            values, which = np.unique(column, return_inverse=True)
             by_value = rows._replace(source_ids=which.astype(np.int32))
             counts = count_sources(by_value, begins, len(values)).tolist()
             names = [_text(value) if texts else str(value) for value in values.tolist()]
@@ -169,7 +204,8 @@ def add(recipe: Recipe, value: Any) -> None:
             'Pass ledger=True or, for example, ledger=["licence"].',
             setting="ledger",
         )
-    for name in names:
+    by_epoch = EPOCH in names and EPOCH not in recipe.fields.document
+    for name in [name for name in names if name != EPOCH or not by_epoch]:
         dtype = recipe.fields.document.get(name)
         if dtype is None or dtype.kind not in "iub":
             kind = "not declared" if dtype is None else f"of {dtype}"
@@ -192,6 +228,9 @@ def add(recipe: Recipe, value: Any) -> None:
             setting="ledger",
         )
     texts = {name: name in recipe.fields.keys for name in names}
-    stage = CountFields(texts, whole=recipe.whole) if texts else CountPieces()
+    if by_epoch:
+        recipe.fields = recipe.fields.plus(EPOCH, np.int32)
+        recipe.add("columns", Epochs())
+    stage = CountFields(texts, recipe.whole, by_epoch) if texts else CountPieces()
     recipe.add_rows("units", stage)
     recipe.on_take.append(count)

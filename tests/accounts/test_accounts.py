@@ -237,6 +237,33 @@ def test_ledgers_that_began_at_different_states_are_not_merged(file: Path) -> No
     assert caught.value.setting == "ledger"
 
 
+def test_tokens_are_counted_by_epoch_on_any_ranks(file: Path) -> None:
+    rows = pq.read_table(file).to_pylist()
+    run: Any = {"epochs": 3, "ledger": ("licence", "epoch")}
+    expected = after(None, None, 1, file, **run)
+    tokens = sum(len(row["tokens"]) + (row["tokens"][-1] != 250) for row in rows)
+    table = totals_of(expected)["fields"]["epoch"]
+    assert {name: counts[1] for name, counts in table.items()} == dict.fromkeys("012", 400)
+    assert len({counts[0] for counts in table.values()}) == 1
+    assert table["0"][0] in (tokens, sum(len(row["tokens"]) for row in rows))
+    state = after(None, 9, 2, file, **run)
+    assert totals_of(after(state, None, 3, file, **run)) == totals_of(expected)
+    batch = next(iter(dataset_of(file, **run)))
+    assert batch.document_fields.keys() == {"licence"}
+
+
+def test_a_resume_may_begin_to_count_by_epoch(file: Path) -> None:
+    state = after(None, 9, 1, file, epochs=2)
+    loader = PackedLoader(
+        dataset_of(file, epochs=2, ledger=("licence", "epoch"), packer=PACKERS["concat"])
+    )
+    loader.load_state_dict(state, allow={"packer"})
+    tokens = sum(batch.num_tokens for batch in loader)
+    table = totals_of(loader.state_dict())["fields"]["epoch"]
+    assert sum(counts[0] for counts in table.values()) == tokens
+    assert table["1"][1] == 400
+
+
 def test_further_values_count_as_others_and_sums_stay(file: Path) -> None:
     state = after(
         None, None, 1, file, ledger="year", document_fields={"year": "int32"},

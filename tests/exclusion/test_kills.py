@@ -34,7 +34,7 @@ from tests.tables.conftest import unpacked
 __all__ = ["unpacked"]
 
 VERSIONS = (4, 9, 16)
-#: Keys that each leg takes out; a later one lacks none of an earlier one.
+#: Keys that each leg takes out, all of the leg before among them.
 OUT = ((), range(0, 1100, 9), [*range(0, 1100, 9), *range(5, 1100, 14)])
 
 
