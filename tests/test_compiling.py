@@ -119,9 +119,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     return out, errors
 
 
-def test_of_three_processes_that_start_at_once_one_compiles(folder: Path) -> None:
-    processes = [start(folder, CALL) for _ in range(3)]
-    assert sorted(finish(process)[0] for process in processes) == ["36\n", *["36 1\n"] * 2]
+def test_of_two_processes_that_start_at_once_one_compiles(folder: Path) -> None:
+    processes = [start(folder, CALL) for _ in range(2)]
+    assert sorted(finish(process)[0] for process in processes) == ["36\n", "36 1\n"]
 
 
 def test_a_process_that_is_killed_while_it_compiles_leaves_the_turn_to_others(folder: Path) -> None:

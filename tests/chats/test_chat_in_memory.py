@@ -245,7 +245,7 @@ def test_values_nested_deeper_than_json_allows_are_skipped_in_memory_too() -> No
 
 
 @pytest.mark.parametrize("wrong", [["a", "text"], None, 3], ids=repr)
-def test_an_item_that_is_no_record_is_named(wrong: Any) -> None:
+def test_an_item_other_than_a_record_is_named(wrong: Any) -> None:
     records = [*CHATS[:3], wrong]
     for data in (records, lambda: iter(records)):
         with pytest.raises(ContentError) as caught:

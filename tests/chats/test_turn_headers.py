@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -62,10 +63,16 @@ TOKENS = sorted(
 )
 
 
-def rendered(name: str, chat: list[Any], turns: str, eos: str = "</s>") -> list[Rendered]:
+@cache
+def template_of(name: str, turns: str, eos: str) -> ChatTemplate:
     variables = {"bos_token": "<s>", "eos_token": eos, "strftime_now": "2025-07-26"}
-    template = ChatTemplate(ALL[name], variables, TOKENS, TurnRules(turns))
-    return template.render(conversation_of({"messages": json.loads(json.dumps(chat))}))
+    return ChatTemplate(ALL[name], variables, TOKENS, TurnRules(turns))
+
+
+def rendered(name: str, chat: list[Any], turns: str, eos: str = "</s>") -> list[Rendered]:
+    return template_of(name, turns, eos).render(
+        conversation_of({"messages": json.loads(json.dumps(chat))})
+    )
 
 
 def spans(made: list[Rendered]) -> list[str]:

@@ -138,3 +138,7 @@ def test_on_another_number_of_ranks_rows_are_counted() -> None:
     assert faults(on_one_rank(SAVED)) == []
     assert faults(on_one_rank(SAVED - 1)) == ["rows-repeated"]
     assert faults(on_one_rank(SAVED + 5)) == ["rows-skipped"]
+    once = on_one_rank(SAVED)
+    step, *_ = once.ranks[0]
+    once.ranks[0][0] = replace(step, rows=(reference.rows(0, 1)[0], *step.rows))
+    assert faults(once) == ["rows-repeated"]

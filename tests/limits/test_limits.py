@@ -113,6 +113,8 @@ def test_rows_that_are_full_of_patches_count_as_full() -> None:
     )  # fmt: skip
     found = packer.plan_window(request)
     assert [rows_of(found.plan)[r] for r in found.rows] == [[(0, 0, 4)]]
+    loads = Capacity({"patches": 8}).loads(found.plan, request.weights)
+    assert sorted(loads.tolist()) == [14, 14, 14, 16]  # of the fullest limit
 
 
 def test_balance_by_patches_levels_the_patches_of_the_steps() -> None:

@@ -27,7 +27,7 @@ from tests.support.forged import sign
 
 SEQ_LEN = 64
 RNG = np.random.default_rng(0)
-LENGTHS = np.clip(RNG.lognormal(2.5, 0.8, 3000), 2, SEQ_LEN + 20).astype(int)
+LENGTHS = np.clip(RNG.lognormal(2.5, 0.8, 1500), 2, SEQ_LEN + 20).astype(int)
 IDS = [RNG.integers(1, 90, n) for n in LENGTHS]
 #: Either hardly any token of a document carries loss, or nearly all.
 MASKS = [RNG.random(n) < (0.05 if RNG.random() < 0.6 else 0.9) for n in LENGTHS]
@@ -176,7 +176,7 @@ def test_the_labels_of_the_batch_are_balanced(overflow: Any, attention: Any) -> 
         assert 0 <= own - batch.num_loss_tokens <= (batch.rows if attention == "row" else 0)
         assert LOSS_TOKENS not in batch.document_fields
         counted += own
-    assert counted > 10_000
+    assert counted > 5_000
 
 
 LOSS: dict[str, Any] = {"balance": "loss"}

@@ -190,7 +190,7 @@ def test_an_item_of_another_kind_is_named_and_skipped_alone(form: Any, item: Any
 
 
 @pytest.mark.parametrize("item", [["a"], 3, None])
-def test_an_item_that_is_no_record_is_skipped_alone(item: Any) -> None:
+def test_an_item_other_than_a_record_is_skipped_alone(item: Any) -> None:
     skips = RecordedSkips()
     for source in (sources.Items, sources.Iterable):
         assert read_all(source([{"t": "a"}, item, {"t": "b"}], text="t"), skips) == ["a", "b"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from streampack.storage import failed_attempts
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server, http_server, s3_server
 
@@ -20,9 +21,10 @@ def s3_for_all() -> Iterator[S3Server]:
 @pytest.fixture
 def s3(s3_for_all: S3Server) -> S3Server:
     """A running object store with an empty bucket; started once for all tests."""
-    listed = s3_for_all.client.list_objects_v2(Bucket=s3_for_all.bucket)
-    for item in listed.get("Contents", []):
-        s3_for_all.client.delete_object(Bucket=s3_for_all.bucket, Key=item["Key"])
+    client, bucket = s3_for_all.client, s3_for_all.bucket
+    while listed := client.list_objects_v2(Bucket=bucket).get("Contents", []):
+        objects = [{"Key": item["Key"]} for item in listed]
+        client.delete_objects(Bucket=bucket, Delete={"Objects": objects})
     return s3_for_all
 
 
@@ -36,6 +38,7 @@ def http(tmp_path: Path) -> Iterator[HTTPServer]:
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    """A storage with a cache of its own."""
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """A storage with a cache of its own, which waits little between attempts."""
+    monkeypatch.setattr(failed_attempts, "FIRST_WAIT_S", 0.01)
     return Storage(cache_dir=tmp_path / "cache", retries=3, timeout_s=10.0)

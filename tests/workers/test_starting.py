@@ -30,8 +30,8 @@ except WorkerError as error:
 @pytest.mark.parametrize(
     ("script", "setting"),
     [
-        pytest.param("guardless", "multiprocessing_context", marks=pytest.mark.slow),
-        ("killed", None),
+        ("guardless", "multiprocessing_context"),
+        pytest.param("killed", None, marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
