@@ -111,6 +111,13 @@ def test_all_ranks_leave_after_the_same_step_wherever_they_started(
     assert sum(left) == (len(coming) - real_ones if end == "stop" else 0)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+def test_stopping_ends_with_the_last_rotation_that_is_whole(ranks: int) -> None:
+    served, left = serve([3, 2, 4, 2, 5, 3], ranks, end="stop")
+    assert [len(one) for one in served] == [12 // ranks] * ranks
+    assert sum(left) == 19 - 12
+
+
 @drawn(150)
 @given(division=st.sampled_from(DIVISIONS), data=st.data())
 def test_steps_of_which_no_rank_has_a_batch_are_left_out(
