@@ -156,6 +156,8 @@ def _sought(
         return {}
     kept: dict[int, NDArray[np.uint8]] = {}
     frames, first = iter(container.decode(stream)), None
+    if skipped[0]:  # only the time of the first frame is wanted
+        first = next(frames).pts
     for index, start, left_out in zip(wanted, starts.tolist(), skipped.tolist(), strict=True):
         if first is not None and left_out:
             container.seek(first + int(shown[start]), stream=stream)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("av", reason="PyAV, the extra [video]")
@@ -13,6 +15,7 @@ pytest.importorskip("torchvision", reason="Processors of videos need torchvision
 
 from streampack import BestFitDecreasing, PackedLoader
 from streampack.errors import ConfigError, ContentError
+from streampack.images.model_arguments import media_of
 from streampack.media import Films
 from streampack.packing import Capacity
 from streampack.sources import Storage
@@ -159,3 +162,51 @@ def test_settings_of_a_single_film_are_refused() -> None:
     processor.chat_template = "{{ messages }}"
     with pytest.raises(ContentError, match="fps"):
         list(dataset(Films([record]), processor))
+
+
+@pytest.mark.slow
+def test_flipped_bits_of_films_are_skips_or_the_same_documents() -> None:
+    data, rng = film(24), np.random.default_rng(0)
+    at, tokenizer, kinds = data.index(b"moov") - 4, film_processor().tokenizer, Counter()
+    flips, places = [], []
+    for number in range(1000):  # three of four in the head
+        place = int(rng.integers(at if number % 4 else 0, len(data)))
+        places.append("head" if place >= at or place < 48 else "frames")
+        flips.append(patched(data, place, bytes([data[place] ^ 1 << int(rng.integers(8))])))
+    (whole,) = run([{"text": f"0:{PLACE}", "videos": [data]}])
+    pixels, length = whole.media["pixel_values_videos"], int((whole.document_ids == 0).sum())
+    for begin in range(0, 1000, 100):
+        documents = [
+            {"text": f"{i}:{PLACE}", "videos": [each]}
+            for i, each in enumerate(flips[begin : begin + 100])
+        ]
+        loader, left = PackedLoader(run(documents, on_error="skip")), {*range(100)}
+        for batch in loader:
+            for number in range(batch.num_documents):
+                at_document = batch.document_ids == number
+                ids = batch.input_ids[at_document].tolist()
+                name = tokenizer.decode(ids).partition(":")[0]
+                left.remove(int(name))
+                media = media_of(batch, number)["pixel_values_videos"]
+                if not (batch.labels[at_document] != -100).any():
+                    kinds["without loss"] += 1
+                elif len(ids) - len(name) == length - 1 and media.shape == pixels.shape:
+                    other = f"other pixels by {places[begin + int(name)]}"
+                    kinds["same" if media.equal(pixels) else other] += 1
+                else:
+                    kinds["another film"] += 1
+        kinds["skipped"] += len(left)
+        assert loader.metrics().skipped >= len(left)
+    assert kinds["skipped"] + kinds["without loss"] > 200
+    assert kinds["same"] > 50
+    assert kinds["another film"] < 20, kinds  # its head tells another turn or length
+
+
+def test_films_are_located_and_forecast() -> None:
+    documents = [{"text": f"{i}:{PLACE}", "videos": [film(24, seed=i)]} for i in range(4)]
+    made = run(documents, batch_size=1, provenance=True)
+    batches = list(made)
+    pieces = [piece for batch in batches for piece in made.locate(batch)]
+    assert sorted(piece.index for piece in pieces) == [0, 1, 2, 3]
+    tokens = sum(int((batch.document_ids >= 0).sum()) for batch in batches)
+    assert made.explain().sample.lengths.sum() == tokens
