@@ -21,8 +21,10 @@ from streampack import (
     sources,
 )
 from streampack.errors import RankError
+from streampack.metrics import LaneTimes
 from streampack.sources import ReadOptions
 from streampack.watching.clock import ready_s
+from streampack.watching.figures import RankWaits
 from tests.support.simulated_ranks import on_ranks
 
 SLEEP_S = 0.02
@@ -182,6 +184,18 @@ def test_pickling_and_receiving_are_times_of_loaders_with_workers() -> None:
 def test_workers_use_the_clock_of_the_loop(context: str) -> None:
     waits = Waits(loader_of(num_workers=1, context=context, map=Hook("ask", asks_for_the_clock)))
     assert len(list(waits)) > 5
+
+
+@pytest.mark.parametrize(("ranks_s", "limit"), [(1.9, "loader"), (2.1, "other ranks")])
+def test_a_loop_that_waits_mostly_for_other_ranks_is_limited_by_them(
+    ranks_s: float, limit: str
+) -> None:
+    seconds: Any = {"seconds": 10, "wait_s": 4, "exposed_s": 4, "transform_s": 0}
+    quantiles: Any = {"p50_s": 0, "p95_s": 0, "p99_s": 0}
+    waits = RankWaits(
+        rank=0, steps=9, ranks_s=ranks_s, workers=-1, times=LaneTimes(), **seconds, **quantiles
+    )
+    assert waits.limit == limit
 
 
 def test_the_clock_counts_no_sleep_and_all_work() -> None:
