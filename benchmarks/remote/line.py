@@ -12,8 +12,9 @@
 - "longest": the longest wait of a reader for a block.
 - "CPU": processor time after the first sample, in ms per MB, ours alone.
 
-`peers` adds loaders of packages with their usual calls, each in a process of its own; they need
-the environment "remote": ``python -m benchmarks.environments remote``.
+`peers` adds, for the first of `--megabytes`, the hosts and loaders of packages with their usual
+calls, each in a process of its own; they need the environment "remote":
+``python -m benchmarks.environments remote``.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _MOST_GAPS = 4
 
 def rows(store: far.FarStore, options: argparse.Namespace) -> Iterator[list[str]]:
     """Yield the rows of the table."""
-    with_peers = options.job == "peers"
-    for name in options.layouts((*LINE, ".jsonl.zst") if with_peers else LINE):
+    for name in options.layouts((*LINE, ".jsonl.zst") if options.job == "peers" else LINE):
         for megabytes in options.megabytes:
+            with_peers = options.job == "peers" and megabytes == options.megabytes[0]
             url, size = store.corpus(name, megabytes, options.files or FILES)
             figures = far.run(store.slow, ["reading:read", name, url, True])
             shared = None

@@ -45,6 +45,7 @@ _LOOK_S = 0.25
 def rows(store: far.FarStore, options: argparse.Namespace) -> Iterator[list[str]]:
     """Yield the rows of the table."""
     size = options.megabytes[0] * 1e6
+    sizes: dict[int, int] = {}
     for count in options.counts:
         for number in range(count):
             folder = store.base / f"{count}-sources" / f"{number:03}"
@@ -53,7 +54,7 @@ def rows(store: far.FarStore, options: argparse.Namespace) -> Iterator[list[str]
             order = np.random.default_rng(number).permutation(len(documents))  # other files
             documents = [documents[k] for k in order]
             corpora.write(corpora.LAYOUTS[".npy"], documents, _FILES, folder)
-        store.put(f"{count}-sources")
+        sizes[count] = store.put(f"{count}-sources")
     for limit in (10 * size, size / 4):
         for count in options.counts:
             url = f"{store.store.url}/{count}-sources"
@@ -66,7 +67,7 @@ def rows(store: far.FarStore, options: argparse.Namespace) -> Iterator[list[str]
                 f"{figures['epoch memory'] / 1024:,.0f}",
                 f"{figures['epoch mapped'] / 1024:,.0f}",
                 f"{figures['epoch descriptors']:.0f}",
-                f"{figures['epoch bytes'] / size:.2f}",
+                f"{figures['epoch bytes'] / sizes[count]:.2f}",
                 f"{figures['epoch cache'] / limit:.2f}",
             ]
 
