@@ -47,7 +47,7 @@ class Record(NamedTuple):
     def name(self) -> str:
         """Of the tables."""
         words = self.command.removeprefix("benchmarks.").split(" ")
-        return " ".join(words[: 1 + (words[0] == "remote")]) or "exclude"
+        return " ".join(words[: 1 + (words[0] == "remote")])
 
 
 RECORDS = (

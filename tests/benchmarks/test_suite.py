@@ -94,7 +94,7 @@ def test_a_command_that_is_run_again_replaces_its_tables_and_no_others(
     assert [row[0] for row in table["rows"]] == [row[0] for row in before["alignment"][0]["rows"]]
     assert all(row[1] in capsys.readouterr().out for row in table["rows"][:1])
     assert after == {name: tables for name, tables in before.items() if name != "alignment"}
-    for name in ("gpu", "exclude", "nothing"):  # with figures of its own, without a command
+    for name in ("gpu", "remote", "nothing"):  # with figures of its own, with a record of each job
         with pytest.raises(SystemExit):
             rerun(name, [], tmp_path)
 
@@ -191,6 +191,7 @@ COMMANDS = {
     "checked_loaders": "--only transformers datasets",
     "checked_scripts": ".",
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
+    "exclude": "--rounds 1",
     "fields": "--documents 200 --repeats 1",
     "images": "--count 2 --passes 1",
     "image_rows": "--documents 3000 --steps 5",
