@@ -18,9 +18,10 @@ from tests.support.forked import host
 # Hardly anything that is imported or collected becomes garbage.
 gc.disable()
 
-# The last function that a process of pytest-xdist calls: it releases its objects in seconds.
+# The last function that a process of pytest-xdist calls, which would release its objects in seconds;
+# processes that it forks end as usual.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    atexit.register(os._exit, 0)
+    atexit.register(lambda process=os.getpid(): process == os.getpid() and os._exit(0))
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
