@@ -18,10 +18,11 @@ from tests.support.forked import host
 # Hardly anything that is imported or collected becomes garbage.
 gc.disable()
 
-# The last function that a process of pytest-xdist calls, which would release its objects in seconds;
-# processes that it forks end as usual.
+# The last function that a process of pytest-xdist calls, which would release its objects in
+# seconds; processes that it forks end as usual.
+PROCESS = os.getpid()
 if "PYTEST_XDIST_WORKER" in os.environ:
-    atexit.register(lambda process=os.getpid(): process == os.getpid() and os._exit(0))
+    atexit.register(lambda: os.getpid() == PROCESS and os._exit(0))
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
