@@ -160,7 +160,7 @@ def test_losses_and_gradients_match_single_documents(family: str) -> None:
         loss = loss_of({**asked, **features}, learnt[tuple(ids)])
         loss.backward()
         alone += loss.detach()
-    close = 1e-7 if family == "Qwen3-Omni" else 1e-12  # its router rounds to single precision
+    close = 1e-6 if family == "Qwen3-Omni" else 1e-12  # its router rounds to single precision
     torch.testing.assert_close(packed.detach(), alone, rtol=close, atol=0)
     of_alone = gradients(model)
     assert of_packed.keys() == of_alone.keys()

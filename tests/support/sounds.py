@@ -53,7 +53,8 @@ def counted(data: bytes) -> tuple[int, int]:
     """Return samples and rate of a sound that PyAV decodes whole."""
     import av
 
-    with av.open(io.BytesIO(data)) as container:
+    form = "mp3" if data[:3] == b"ID3" else None  # FFmpeg does not recognise very short ones
+    with av.open(io.BytesIO(data), format=form) as container:
         stream = container.streams.audio[0]
         return sum(frame.samples for frame in container.decode(stream)), stream.rate
 
