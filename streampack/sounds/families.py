@@ -41,6 +41,8 @@ class SoundFamily:
         padded: a spectrum is computed as if silence followed up to the end of the window.
         whole: spectra keep the length of the window, which the model requires.
         least: tokens of the shortest sound.
+        least_frames: frames of the shortest sound. The encoder of Qwen3-Omni pads shorter ones to
+            the longest of a batch, which changes their last tokens.
         form: form in which the model takes sounds.
     """
 
@@ -53,6 +55,7 @@ class SoundFamily:
     padded: bool = True
     whole: bool = True
     least: int = 1
+    least_frames: int = 1
     form: MediaForm = field(default_factory=MediaForm)
 
 
@@ -64,7 +67,12 @@ SOUND_FAMILIES = {
     "Qwen2AudioProcessor": SoundFamily(by_four, "feature_attention_mask", is_marked=True, least=2),
     "Qwen2_5OmniProcessor": SoundFamily(by_four, "feature_attention_mask", whole=False, form=_OMNI),
     "Qwen3OmniMoeProcessor": SoundFamily(
-        by_hundred, "feature_attention_mask", padded=False, whole=False, form=_OMNI
+        by_hundred,
+        "feature_attention_mask",
+        padded=False,
+        whole=False,
+        least_frames=100,
+        form=_OMNI,
     ),
     "Qwen3ASRProcessor": SoundFamily(by_hundred, padded=False),
     "AudioFlamingo3Processor": _FLAMINGO,

@@ -132,7 +132,10 @@ class SoundPlanner:
         if (remainder or not whole) and family.tokens(last) < family.least:
             part = " in its last window" if whole else ""
             raise ValueError(f"has {remainder} samples{part}, too few for {family.least} tokens")
-        return int(whole * (window // extractor.hop_length) + last)
+        frames = int(whole * (window // extractor.hop_length) + last)
+        if frames < family.least_frames:
+            raise ValueError(f"has {frames} frames, and the model needs {family.least_frames}")
+        return frames
 
     # ------------------------------------------------------------------ after the plan
 
@@ -180,7 +183,8 @@ class SoundPlanner:
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
         """Arrays of a short silence, and its number of tokens."""
         family, extractor = self.sounds, self._features
-        frames = next(count for count in range(1, 100) if family.tokens(count) == family.least)
+        counts = range(family.least_frames, 1000)
+        frames = next(count for count in counts if family.tokens(count) >= family.least)
         size = SoundSize(frames * extractor.hop_length, extractor.sampling_rate)
         (ids,), _ = self.plan([size])
         return self.arrays(self.blank(size)), int((ids == self.token_id).sum())

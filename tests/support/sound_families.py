@@ -35,6 +35,7 @@ class Example(NamedTuple):
     place: str
     model: Callable[[Any], Any]
     longest: int = 16000 * SECONDS
+    shortest: float = 0  # in seconds
 
 
 def tokenizer_with(tokens: dict[str, str]) -> Any:
@@ -120,7 +121,7 @@ FAMILIES: dict[str, Example] = {
     "Qwen2.5-Omni": Example(lambda: omni_processor("Qwen2_5OmniProcessor"), PLACE, omni2_model),
     "Qwen3-Omni": Example(
         lambda: omni_processor("Qwen3OmniMoeProcessor"), PLACE, omni3_model,
-        16000 * (5 if FIVE else SECONDS),  # transformers 4 cuts
+        16000 * (5 if FIVE else SECONDS), 1.1,  # transformers 4 cuts
     ),
 }  # fmt: skip
 
