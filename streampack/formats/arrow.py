@@ -40,7 +40,8 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
 _HEAD_BYTES = 4096  # bytes of a message read at a time
 _SLICE_BYTES = 256 << 10  # bytes per slice of a compressed batch in the cache
-# A file is read whole if its first messages have fewer bytes on average; else only heads are.
+# A file is read whole if its first messages have fewer bytes on average; else only heads are, and
+# those of batches as large as the first one are fetched ahead.
 _FEW, _FEW_BYTES = 4, 1 << 20
 
 
@@ -112,11 +113,15 @@ class Batches:
 
 def _messages(file: StoredFile, at: int) -> Iterator[tuple[int, _Message | None]]:
     """Yield the messages of a file from byte `at` on with their bytes; None is the end mark."""
-    begin, count, message = at, 0, None
+    begin, last, count = at, at, 0
+    message: _Message | None = None
     while message is not None or not count:
         if count == _FEW and at - begin < _FEW * _FEW_BYTES:
             file.plan([(at, file.num_bytes)])
-        message = _Message.of(file, at)
+        elif count == 2 and at - last >= _FEW_BYTES:  # other batches are nearly as large
+            heads = range(at, file.num_bytes, at - last)
+            file.plan([(head, min(head + _HEAD_BYTES, file.num_bytes)) for head in heads])
+        message, last = _Message.of(file, at), at
         yield at, message
         at, count = at if message is None else message.end, count + 1
 

@@ -80,9 +80,12 @@ class Parquet(RowFiles):
         with self.storage.open(listed) as file:
             chunks = chunks_of(file, self.wanted_columns)  # not by pyarrow
             positions = Offsets.of(chunks.row_groups, int(self.manifest.weights[shard]))
-            stop = positions.row(high)
-            groups = self._groups(file, positions, positions.row(low), stop)
+            start, stop = positions.row(low), positions.row(high)
+            groups = self._groups(file, positions, start, stop)
         shares = positions.shares(groups, stop)
+        for number in groups[:1]:  # whoever begins inside a group decodes it to its end
+            if start > positions.rows[number] and positions.sizes[number] >= LEAST_BYTES:
+                shares[number] = 1.0
         yield from (Range(listed, *part) for part in in_order(chunks, shares))
 
     def list_shards(self) -> Manifest:
