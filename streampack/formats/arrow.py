@@ -40,8 +40,8 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
 _HEAD_BYTES = 4096  # bytes of a message read at a time
 _SLICE_BYTES = 256 << 10  # bytes per slice of a compressed batch in the cache
-# A file is read whole if its first messages have fewer bytes on average; else only heads are, and
-# those of batches as large as the first one are fetched ahead.
+# A file is read whole if its first messages have fewer bytes on average; else only heads are,
+# fetched ahead where batches as large as the first one would begin.
 _FEW, _FEW_BYTES = 4, 1 << 20
 
 

@@ -82,10 +82,7 @@ class Parquet(RowFiles):
             positions = Offsets.of(chunks.row_groups, int(self.manifest.weights[shard]))
             start, stop = positions.row(low), positions.row(high)
             groups = self._groups(file, positions, start, stop)
-        shares = positions.shares(groups, stop)
-        for number in groups[:1]:  # whoever begins inside a group decodes it to its end
-            if start > positions.rows[number] and positions.sizes[number] >= LEAST_BYTES:
-                shares[number] = 1.0
+        shares = positions.shares(groups, start, stop)
         yield from (Range(listed, *part) for part in in_order(chunks, shares))
 
     def list_shards(self) -> Manifest:

@@ -47,11 +47,14 @@ class Offsets:
         some = (self.rows[:-1] < stop) & (self.rows[1:] > start)
         return [int(number) for number in np.flatnonzero(some)]
 
-    def shares(self, groups: Sequence[int], stop: int) -> dict[int, float]:
-        """Return the part of each group, from its beginning, that has the rows up to `stop`."""
+    def shares(self, groups: Sequence[int], start: int, stop: int) -> dict[int, float]:
+        """Return the part of each group, from its beginning, that is decoded for [start, stop).
+
+        A group that `start` is inside is decoded whole, for all who read it.
+        """
         bounds = [(int(self.rows[number]), int(self.rows[number + 1])) for number in groups]
         return {
-            number: (min(stop, end) - first) / max(end - first, 1)
+            number: 1.0 if first < start else (min(stop, end) - first) / max(end - first, 1)
             for number, (first, end) in zip(groups, bounds, strict=True)
         }
 
