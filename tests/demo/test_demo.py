@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import torch
 from demo.corpus import gather, write_parquet
 from demo.gpt import GPT
 from demo.object_store import find_weed, object_store
+from demo.shards import write_mds
 from demo.train import Job, Training, digest_of
 from streampack.conversion.shards import Destination
 from tests.support.mosaic import streaming_module
@@ -87,13 +89,25 @@ def test_the_models_loss_on_a_packed_row_equals_its_documents_alone() -> None:
     torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
 
 
+def test_mosaicml_streaming_reads_the_shards(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 500, n).astype(np.uint16) for n in (1, 300, 7, 255, 256, 9, 400)]
+    write_mds(documents, tmp_path / "mds", 1 << 10)
+    shards = json.loads((tmp_path / "mds" / "index.json").read_text())["shards"]
+    read = []
+    with streaming_module("base.format.mds.reader") as module:
+        for shard in shards:
+            reader = module.MDSReader.from_json(str(tmp_path / "mds"), None, shard)
+            read += [reader[number]["tokens"] for number in range(shard["samples"])]
+    assert len(shards) > 1
+    assert [each.tolist() for each in read] == [each.tolist() for each in documents]
+
+
 def test_training_from_a_checkpoint_repeats_batches_and_losses(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    with streaming_module("base.format.mds.writer") as module:
-        columns = {"tokens": "ndarray:uint16"}
-        with module.MDSWriter(columns=columns, out=str(tmp_path / "mds")) as writer:
-            for length in rng.integers(5, 400, 300):
-                writer.write({"tokens": rng.integers(0, 500, length).astype(np.uint16)})
+    lengths = rng.integers(5, 400, 300)
+    documents = [rng.integers(0, 500, length).astype(np.uint16) for length in lengths]
+    write_mds(documents, tmp_path / "mds", 1 << 26)
 
     def job(name: str) -> Job:
         folder = tmp_path / name
