@@ -274,8 +274,8 @@ class MediaProcessing:
         # Answers to one prompt have the same images, which are decoded once.
         keys = [(ref if isinstance(ref, str) else id(ref), size) for ref, size, *_ in jobs]
         once = dict(zip(keys, jobs, strict=True))
-        results = _pool().map(self._arrays, once.values())
-        by_key = dict(zip(once, results, strict=True))
+        run = _pool().map if len(once) > 1 else map
+        by_key = dict(zip(once, run(self._arrays, once.values()), strict=True))
         made = [by_key[key] for key in keys]
         batch.drop()
         owners = np.repeat(
