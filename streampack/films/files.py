@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streampack.films.boxes import FilmTable, film_table
 from streampack.films.size import FilmSize
 from streampack.images.images import BrokenImageError, named_failures
-from streampack.images.media_file import MediaFile, UncountedError, opened
+from streampack.images.media_file import MediaFile, UncountedError, opened, size_in
 from streampack.storage.storage import Storage
 
 #: Kinds of the first box of mp4 and mov files.
@@ -51,18 +51,15 @@ def size_of(reference: bytes | str, storage: Storage, *, count_packets: bool = F
         BrokenImageError: the file is missing, damaged, or its head does not count the frames.
         StorageError: the file could not be read; a retry may succeed.
     """
-    with named_failures(reference):
-        file = MediaFile(reference, storage)
-        try:
-            kind = _format(file.start)
-            if kind != "mov":
-                raise UncountedError(f"is {kind}, and its head does not count the frames")
-            return film_table(file.part, file.num_bytes).size
-        except UncountedError as error:
-            if not count_packets:
-                advice = "name its sizes by sizes=, or pass count='packets' to read it whole"
-                raise BrokenImageError(f"it {error}; {advice}") from error
-        return _counted(file)
+    return size_in(reference, storage, _in_head, _counted, count_packets=count_packets)
+
+
+def _in_head(file: MediaFile) -> FilmSize:
+    """Return the size of a film in its head; raise `UncountedError` if it is not there."""
+    kind = _format(file.start)
+    if kind != "mov":
+        raise UncountedError(f"is {kind}, and its head does not count the frames")
+    return film_table(file.part, file.num_bytes).size
 
 
 def _counted(file: MediaFile) -> FilmSize:

@@ -98,9 +98,6 @@ class Films(Images):
         )
         self._read(data, reader, template, template_kwargs, reading, storage)
 
-    def __repr__(self) -> str:
-        return f"Films({self._records!r})"
-
     def media_planners(self, processor: Any) -> dict[str, Any]:
         """Return the planner of films for a processor."""
         return {"video": FilmPlanner(processor)}

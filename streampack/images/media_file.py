@@ -6,13 +6,15 @@ It is given open files of few formats, because FFmpeg would follow playlists.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from streampack.extras import missing_package
-from streampack.images.images import BrokenImageError, is_remote
+from streampack.images.images import BrokenImageError, is_remote, named_failures
 from streampack.storage.storage import Storage
+
+S = TypeVar("S")
 
 #: Bytes of the first read, in which most heads lie.
 FIRST_BYTES = 64 << 10
@@ -88,3 +90,33 @@ def opened(file: MediaFile, form: str, kind: str) -> Iterator[tuple[Any, Any]]:
             yield container, stream
     except av.FFmpegError as error:
         raise BrokenImageError(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def size_in(
+    reference: bytes | str,
+    storage: Storage,
+    in_head: Callable[[MediaFile], S],
+    counted: Callable[[MediaFile], S],
+    *,
+    count_packets: bool,
+) -> S:
+    """Return the size of a film or a sound from the head of its file.
+
+    Args:
+        in_head: returns the size in the head, or raises `UncountedError`.
+        counted: returns the size by all packets.
+        count_packets: read files whole if their heads do not tell the size.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged, or its head does not tell the size.
+        StorageError: the file could not be read; a retry may succeed.
+    """
+    with named_failures(reference):
+        file = MediaFile(reference, storage)
+        try:
+            return in_head(file)
+        except UncountedError as error:
+            if not count_packets:
+                advice = "name its sizes by sizes=, or pass count='packets' to read it whole"
+                raise BrokenImageError(f"it {error}; {advice}") from error
+        return counted(file)

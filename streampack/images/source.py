@@ -118,7 +118,7 @@ class Images(Chat):
         self.reading, self.once = self._records.reading, self._records.once
 
     def __repr__(self) -> str:
-        return f"Images({self._records!r})"
+        return f"{type(self).__name__}({self._records!r})"
 
     def _leaves(self) -> list[str]:
         return ["processor", *super()._leaves()]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.images.images import BrokenImageError, named_failures
-from streampack.images.media_file import MediaFile, UncountedError, opened, require_av
+from streampack.images.media_file import MediaFile, opened, require_av, size_in
 from streampack.sounds.heads import SoundSize, format_of, size_in_head
 from streampack.storage.storage import Storage
 
@@ -23,17 +23,14 @@ def size_of(reference: bytes | str, storage: Storage, *, count_packets: bool = F
         BrokenImageError: the file is missing, damaged, or its head does not count the samples.
         StorageError: the file could not be read; a retry may succeed.
     """
-    with named_failures(reference):
-        file = MediaFile(reference, storage)
-        try:
-            return size_in_head(file)
-        except UncountedError as error:
-            if not count_packets:
-                advice = "name its sizes by sizes=, or pass count='packets' to read it whole"
-                raise BrokenImageError(f"it {error}; {advice}") from error
-        with opened(file, format_of(file.start), "audio") as (container, stream):
-            samples = sum(frame.samples for frame in container.decode(stream))
-            return SoundSize.of(samples, stream.rate)
+    return size_in(reference, storage, size_in_head, _counted, count_packets=count_packets)
+
+
+def _counted(file: MediaFile) -> SoundSize:
+    """Return the samples and rate of a sound that is decoded whole."""
+    with opened(file, format_of(file.start), "audio") as (container, stream):
+        samples = sum(frame.samples for frame in container.decode(stream))
+        return SoundSize.of(samples, stream.rate)
 
 
 #: Samples by which resampling may be off, for its filter.

@@ -95,9 +95,6 @@ class Sounds(Images):
         )
         self._read(data, reader, template, template_kwargs, reading, storage)
 
-    def __repr__(self) -> str:
-        return f"Sounds({self._records!r})"
-
     def media_planners(self, processor: Any) -> dict[str, Any]:
         """Return the planner of sounds for a processor."""
         return {"audio": SoundPlanner(processor)}
