@@ -185,10 +185,8 @@ RECORDS = (
         "benchmarks.conversion --megatron FOLDER --docs",
         "[`streampack convert`](../converting.md) on JSON lines of source code with GPT-2's "
         "vocabulary, beside datatrove 0.10.1 and Megatron-LM, all with the same number of "
-        "ids; the start is a run on a sixtieth of the text. The table is older than the "
-        "command: of kitoken, our engine before gigatoken, and of Megatron-LM's "
-        "preprocess_data; the command runs its preprocess_data_fast, which uses gigatoken "
-        "too and keeps all ids in memory.",
+        "ids; the start is a run on a sixtieth of the text, each the fastest of two. Megatron-LM's "
+        "preprocess_data_fast uses gigatoken too, and keeps all ids in memory.",
     ),
     Record(
         "Images",
