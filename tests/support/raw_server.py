@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ class Connection:
     head: str
     stopping: threading.Event
     _socket: socket.socket
+    _begun: bytes = b""
 
     @property
     def method(self) -> str:
@@ -31,6 +33,14 @@ class Connection:
     @property
     def path(self) -> str:
         return self.head.split()[1]
+
+    def body(self) -> bytes:
+        """The body of the request."""
+        length = re.search(r"(?im)^content-length: (\d+)", self.head)
+        data = self._begun
+        while length and len(data) < int(length[1]):
+            data += self._socket.recv(65536)
+        return data
 
     def send(self, data: str | bytes) -> None:
         """Send bytes, or text with line ends as HTTP requires."""
@@ -83,9 +93,9 @@ def raw_server(
                 if not data:
                     return
                 head += data
-            text = head.partition(b"\r\n\r\n")[0].decode("latin-1")
-            server.requests.append(text)
-            respond(Connection(text, stopping, client))
+            text, _, begun = head.partition(b"\r\n\r\n")
+            server.requests.append(text.decode("latin-1"))
+            respond(Connection(text.decode("latin-1"), stopping, client, begun))
 
     def accept() -> None:
         with suppress(OSError):
