@@ -144,7 +144,7 @@ JOBS = [
     ),
     Job(
         "costs",
-        "What a batch costs",
+        "Cost of a batch",
         "Nanoseconds of processor time per slot. All other settings are the usual ones.",
         [Costs],
         form=".2f",

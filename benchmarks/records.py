@@ -25,7 +25,7 @@ RECALL = Path(__file__).parent / "papers" / "recall" / "results.jsonl"
 HEAD = """# Records of measurements
 
 `python -m benchmarks.records` writes this page from the JSON beside it; with a name it runs
-that command first. [Benchmarks](../benchmarks.md) tells what follows from the figures.
+that command first. [Benchmarks](../benchmarks.md) draws conclusions from the figures.
 """
 
 
@@ -75,7 +75,7 @@ RECORDS = (
     Record(
         "Deals",
         "benchmarks.dealing",
-        "The share of empty batches in corpora whose shards differ, cut once at the start "
+        "The share of empty batches in corpora with unequal shards, cut once at the start "
         "or [dealt](../dealing.md), in 48 lanes on 8 ranks and 64 on 64, some 200 batches "
         'of 8 rows each. "Above" is the steps beyond those needed if any rank could take '
         "any batch. `--small`, 500 to 50,000 conversations on 1 to 64 ranks: the steps of a "
@@ -160,9 +160,9 @@ RECORDS = (
         "Steps of groups",
         "benchmarks.rollout_steps",
         "Steps of 64 groups of 16 answers as [prefix trees](../trees.md), planned by `pack` and by "
-        "the asynchronous GRPO trainer of TRL 1.16 (`TokenBudgetBatcher`), whose last micro-batch "
-        'waits for the next step: its lines are of those before, in which "placed" counts the '
-        'answers. "Slowest" is the costliest rank over the mean, "planned in" processor time.',
+        "the asynchronous GRPO trainer of TRL 1.16 (`TokenBudgetBatcher`), where the last "
+        'micro-batch waits for the next step: its lines are of those before, in which "placed" '
+        'counts the answers. "Slowest" is the costliest rank over the mean, "planned in" processor time.',
     ),
     Record(
         "Prefix trees",
@@ -177,7 +177,7 @@ RECORDS = (
         "get other ids from it than from `tokenizers` and from `tiktoken`: 20,000 random "
         "ones of many scripts with special tokens, and 17,376 with every character of "
         "Unicode. Rates are of 8 MB of source code, by processor time, from `tokenizers` to "
-        '"auto"; those of two cores are the sum of two processes. cl100k_base was measured '
+        '"auto"; rates of two cores are the sum of two processes. cl100k_base was measured '
         "on a busy machine.",
     ),
     Record(
@@ -230,22 +230,22 @@ RECORDS = (
         "Bytes of an epoch on hosts",
         "benchmarks.remote hosts --docs",
         "Corpora in one file and in eight, read in full by one host and by four with a cache each: "
-        "bytes over those of the files. One small file that all hosts share is the worst case for "
-        'a format that is read from its beginning. "Counted" are the blocks that the parts of '
+        "bytes over the size of the files. One small file that all hosts share is the worst case "
+        'for a format that is read from its beginning. "Counted" are the blocks that the parts of '
         "the lanes touch, as in the next table.",
     ),
     Record(
         "Bytes of an epoch",
         "benchmarks.remote epoch --docs",
         "The parts that 64 lanes are [dealt](../dealing.md), and the blocks that they touch "
-        "in 20 synthetic files, on hosts with a cache each: bytes over those of the files. "
+        "in 20 synthetic files, on hosts with a cache each: bytes over the size of the files. "
         '"Unequal" shards differ in length and bytes per token.',
     ),
     Record(
         "Epochs with a small cache",
         "benchmarks.remote second-epoch --docs",
         "Three epochs of a run over eight files, with a cache of half and of four fifths of their "
-        "bytes: bytes that the store sent in each, over those of the files.",
+        "bytes: bytes that the store sent in each, over the size of the files.",
     ),
     Record(
         "Requests and the cache",
@@ -314,8 +314,8 @@ RECORDS = (
         "benchmarks.layouts",
         'Each layout in one lane and in twelve ("1 / 12"), in processes of their own, with '
         'empty caches, files that are not in memory and rows of 1,024 tokens. "ns" is '
-        'processor time per token, "x tokenizing" that of twelve lanes over 98 ns, the time '
-        "of tokenizing; MiB is memory beyond what the process begins with; read and written "
+        'processor time per token, "x tokenizing" the one of twelve lanes over 98 ns, the time '
+        "of tokenizing; MiB is memory beyond the beginning of the process; read and written "
         "are MB.",
     ),
     Record(

@@ -1,4 +1,4 @@
-"""The English of docstrings, comments, errors and names of tests: vague words.
+"""The English of docstrings, comments, errors, names of tests and pages: vague words.
 
 The limits are per 10,000 words and only fall. `python -m tests.test_prose` prints today's figures.
 """
@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 #: Folders with the same limits, each counted by itself.
 COUNTED = {"package": ("streampack",), "tests": ("tests", "examples", "benchmarks", "demo")}
 NAMES_OF_TESTS = "names of tests"
-GROUPS = (*COUNTED, NAMES_OF_TESTS)
+PAGES = "pages"
+GROUPS = (*COUNTED, NAMES_OF_TESTS, PAGES)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Lower a limit when the figure has fallen; the field's own libraries have 0 to 2 of each.
 LIMITS = {
@@ -70,11 +71,19 @@ def files(counted: str) -> list[Path]:
     return [path for path in paths if ".venvs" not in path.parts]  # of benchmarks.environments
 
 
+def pages() -> Iterator[str]:
+    """The texts of all pages, without their code."""
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("skills/**/*.md")):
+        yield re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+
+
 @cache
 def rates(counted: str) -> dict[str, float]:
-    """Occurrences of each word in 10,000 words of a group of folders, or of the tests' names."""
+    """Occurrences of each word in 10,000 words of a group."""
     if counted == NAMES_OF_TESTS:
         parts = [name for path in files("tests") for name in names_of_tests(path)]
+    elif counted == PAGES:
+        parts = [*pages()]
     else:
         parts = [part for path in files(counted) for part in prose(path)]
     text = " . ".join(parts).lower()
