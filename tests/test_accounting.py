@@ -62,7 +62,7 @@ def test_a_loop_that_breaks_after_every_batch_counts_everything_once(workers: in
     assert counts(broken.metrics()) == counts(whole.metrics())
 
 
-def test_broken_documents_are_counted_once_an_epoch_wherever_the_run_was_resumed() -> None:
+def test_broken_documents_are_counted_once_an_epoch_after_any_resume() -> None:
     broken = Broken([np.full(n, 7, dtype=np.uint16) for n in (5, 9, 5, 9, 5)])
     broken.prepare()
     config = lane_config(

@@ -64,7 +64,7 @@ def test_a_folder_of_chats_is_read_by_file_ending(tmp_path: Path) -> None:
     assert_source_contract(sources.Chat(tmp_path, **SMALL), EXPECTED, lane_counts=(1, 3))
 
 
-def test_tables_of_conversations_and_of_ids_are_no_one_source(tmp_path: Path) -> None:
+def test_tables_of_conversations_and_of_ids_are_not_one_source(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
     ids = pa.Table.from_pylist([{"input_ids": [1, 2], "labels": [-100, 2]}])
     pq.write_table(ids, tmp_path / "b.parquet")

@@ -145,7 +145,7 @@ talks = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 @pytest.mark.parametrize("style", STYLES)
 @drawn(30)
 @given(talk=talks)
-def test_loss_lies_on_exactly_the_assistants_tokens(style: str, talk: list[Any]) -> None:
+def test_exactly_the_assistants_tokens_carry_loss(style: str, talk: list[Any]) -> None:
     template, expected, eos, added = STYLES[style]
     chat = messages(*(content for pair in talk for content in pair))
     documents = encode(chat_tokenizer(MARKED, template, eos), {"messages": chat})

@@ -440,7 +440,7 @@ def test_an_end_token_with_any_id_is_found(eos_id: int, named: bool) -> None:
     assert report.padding == 0
 
 
-def test_padding_of_one_slot_is_no_end_token() -> None:
+def test_padding_of_one_slot_is_not_an_end_token() -> None:
     def make(documents: MarkedDocuments) -> Iterator[dict[str, Any]]:
         for ids in documents:
             row = torch.tensor([ids + [0] * (-len(ids) % 8)])

@@ -153,7 +153,7 @@ def concatenated(documents: MarkedDocuments, begin: int, end: int) -> torch.Tens
 
 
 @pytest.mark.parametrize("shifted", [True, False])
-def test_an_end_token_before_a_begin_token_is_no_padding(shifted: bool) -> None:
+def test_an_end_token_before_a_begin_token_is_not_padding(shifted: bool) -> None:
     def make(documents: MarkedDocuments) -> Iterator[Any]:
         ids = concatenated(documents, 1, 2)
         rows = torch.cat([ids, torch.zeros(-len(ids) % 61).long()])
@@ -240,7 +240,7 @@ def test_texts_keep_their_ids_beside_special_tokens() -> None:
     assert [tokenizer(text)["input_ids"] for text in texts] == [*documents]
 
 
-def test_an_object_that_is_no_batch_is_named_by_its_entries() -> None:
+def test_an_object_that_is_not_a_batch_is_named_by_its_entries() -> None:
     with pytest.raises(ConfigError) as unknown:
         streampack.check([{"chosen_input_ids": torch.ones(1, 4), "rejected_input_ids": None}])
     assert unknown.value.setting == "loader"

@@ -151,7 +151,7 @@ def test_documents_that_are_shifted_before_they_are_packed_have_no_fault() -> No
     assert report.kinds == ()
 
 
-def test_an_end_token_that_begins_a_row_is_no_padding() -> None:
+def test_an_end_token_that_begins_a_row_is_not_padding() -> None:
     documents = marked_documents(lengths=[64] * 20, eos_id=2)
     ids = torch.tensor([token for document in documents for token in document])[: 64 * 20]
     batches = [{"input_ids": row, "labels": row} for row in ids.view(-1, 1, 64)]

@@ -314,7 +314,7 @@ def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
         assert content(tmp_path / f"stop-{stop}") == content(tmp_path / "whole")
 
 
-def test_a_file_is_no_destination(lines: Path) -> None:
+def test_a_file_is_refused_as_destination(lines: Path) -> None:
     file = min(lines.iterdir())
     before = file.read_bytes()
     result = CliRunner().invoke(app, ["convert", str(lines), str(file)])

@@ -78,7 +78,7 @@ def in_order(source: Any, packer: Packer, **options: Any) -> PackedDataset:
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-def test_an_epoch_that_the_sample_holds_is_told_to_the_last_token(overflow: Any) -> None:
+def test_an_epoch_that_the_sample_holds_is_counted_to_the_last_token(overflow: Any) -> None:
     records = [{"ids": one, "m": one % 2} for one in ids(3.0, 1.0, 700)]
     for record in records[::9]:
         record["m"] = np.zeros_like(record["ids"])

@@ -108,7 +108,7 @@ def test_several_needs_are_their_least_common_multiple(make: Any) -> None:
     ("rows", "seq_len", "cp_size"), [(3, 24, 1), (3, 24, 2), (1, 40, 2), (2, 8, 4)]
 )
 @pytest.mark.parametrize("multiple", [16, 32])
-def test_slots_of_a_rank_that_are_no_multiple_are_refused_with_numbers_that_work(
+def test_slots_of_a_rank_that_are_not_a_multiple_are_refused_with_numbers_that_work(
     rows: int, seq_len: int, cp_size: int, multiple: int
 ) -> None:
     def batch_of(rows: int, seq_len: int) -> PackedBatch:

@@ -143,7 +143,7 @@ def test_a_field_that_no_record_has_is_named(corpus: Path, tmp_path: Path) -> No
     assert caught.value.setting == "by"
 
 
-def test_nan_is_no_number(tmp_path: Path) -> None:
+def test_nan_is_not_a_number(tmp_path: Path) -> None:
     table = pa.table({"tokens": [[0, 0], [1, 1], [2, 2]], "score": [2.0, np.nan, 1.0]})
     pq.write_table(table, tmp_path / "in.parquet")
     by = ByField("score")

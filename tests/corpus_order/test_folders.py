@@ -60,7 +60,7 @@ def test_a_second_command_in_a_destination_is_refused_and_the_first_ends(
 
 
 @pytest.mark.parametrize("write", WRITE)
-def test_a_folder_that_cannot_be_written_is_named_and_space_is_no_remedy(
+def test_a_folder_that_cannot_be_written_is_named_and_the_remedy_is_not_space(
     corpus: Path, write: Callable[..., None]
 ) -> None:
     with pytest.raises(StorageError) as found:

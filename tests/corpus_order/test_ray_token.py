@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 TOKEN = "c69a9b9e359cfa40487fc594509ed87bc9c287219c0f811a807846af330ee7b9"
 
 
-def test_a_driver_without_the_token_of_a_cluster_is_told_so_and_with_it_works(
+def test_a_driver_without_the_token_of_a_cluster_gets_an_error_and_with_it_works(
     tmp_path: Path,
 ) -> None:
     corpus = write_topics(tmp_path / "in", count=60)

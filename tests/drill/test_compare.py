@@ -63,7 +63,7 @@ def test_a_run_that_forgets_nothing_has_no_fault() -> None:
         (-SAVED, "loader-forgotten"),
     ],
 )
-def test_batches_ahead_and_behind_are_told_apart(ahead: int, kind: str) -> None:
+def test_batches_ahead_and_behind_are_distinguished(ahead: int, kind: str) -> None:
     assert kinds(life(1, SAVED, rank0=ahead)) == [kind]
     assert kinds(life(2, SAVED, rank0=ahead, rank1=ahead)) == [kind]
 

@@ -138,7 +138,7 @@ def test_no_disturbance_of_a_right_script_is_a_fault(script: str, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["", "no retry"])
-def test_an_error_or_the_same_batches_while_the_store_fails_are_no_fault(
+def test_an_error_or_the_same_batches_while_the_store_fails_are_not_a_fault(
     fault: str, tmp_path: Path
 ) -> None:
     report = drill("store", fault, tmp_path, "store", "throttled store", "slow store")

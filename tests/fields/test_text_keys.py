@@ -115,7 +115,7 @@ def test_datasets_of_hugging_face_have_the_keys_of_their_texts(streamed: bool) -
     assert keys_by_token(PackedDataset(data, seq_len=16, lanes=2, **FIELDS)) == EXPECTED
 
 
-def test_a_column_of_numbers_in_mds_is_no_column_of_names(tmp_path: Path) -> None:
+def test_a_column_of_numbers_in_mds_is_not_a_column_of_names(tmp_path: Path) -> None:
     mds(tmp_path)
     source = sources.MDS(tmp_path / "mds", tokens="tokens")
     for fields in ({"tokens": "text"}, {"repo": "int64"}):
@@ -204,7 +204,7 @@ def test_a_process_remembers_a_bounded_number_of_texts(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("value", [7, None, ["a"]])
-def test_a_value_that_is_no_text_breaks_its_document(value: Any) -> None:
+def test_a_value_that_is_not_text_breaks_its_document(value: Any) -> None:
     records = [*RECORDS, {"tokens": [9], "repo": value}]
     with pytest.raises(StreampackError) as caught:
         list(PackedLoader(PackedDataset(records, seq_len=16, **FIELDS)))

@@ -110,7 +110,7 @@ def test_heads_without_a_count_are_refused_and_packets_are_counted_where_asked(k
 @pytest.mark.parametrize(
     "data", [b"", b"text", b"#EXTM3U\nfile:///etc/passwd", b"\0\0\0\1mdat", film(3)[:900]]
 )
-def test_files_that_are_no_films_are_named(data: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_films_are_named(data: bytes, tmp_path: Path) -> None:
     for count_packets in (False, True):
         with pytest.raises(BrokenImageError):
             size_of(data, Storage(), count_packets=count_packets)

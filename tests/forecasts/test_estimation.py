@@ -71,7 +71,7 @@ def no_long(documents: Any, seeds: Any) -> Any:
 @pytest.mark.sampled("each")
 @pytest.mark.parametrize("count", [50, 700, 8000])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
+def test_the_estimate_is_within_its_error(count: int, ranks: int) -> None:
     source = corpus(count)
     assert_estimated(lambda topology: dataset(source, topology), ranks)
 

@@ -89,7 +89,7 @@ def test_a_truncated_file_is_named_and_read_up_to_the_cut(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_flipped_bytes_give_an_error_of_ours_or_other_documents(kind: str, tmp_path: Path) -> None:
+def test_flipped_bytes_give_a_named_error_or_other_documents(kind: str, tmp_path: Path) -> None:
     make, whole, files = corpus(kind, tmp_path)
     rng = random.Random(0)
     for path in files:

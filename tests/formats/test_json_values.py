@@ -144,7 +144,7 @@ def test_maps_of_arrow_are_objects(tmp_path: Path) -> None:
         }
 
 
-def test_text_that_is_no_json_breaks_its_record_alone(tmp_path: Path) -> None:
+def test_text_that_is_not_json_breaks_its_record_alone(tmp_path: Path) -> None:
     texts = [json.dumps(TALK), '[{"role"', json.dumps(TALK)]
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts))
     pq.write_table(pa.table({"messages": column}), tmp_path / "a.parquet")

@@ -252,7 +252,7 @@ def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_a_block_left_where_it_lies_is_taken_in_any_order(tmp_path: Path, dtype: str) -> None:
+def test_a_block_left_in_place_is_taken_in_any_order(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, 60_000, n).astype(dtype) for n in rng.integers(1, 50, 40)]
     source = MDS(write_mds(tmp_path, ids), tokens="t", reading=ReadOptions(block_documents=16))

@@ -49,7 +49,7 @@ def test_every_integer_dtype_is_read_raw_and_with_a_header(dtype: str, tmp_path:
 @pytest.mark.parametrize(
     ("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")]
 )
-def test_the_header_of_llmc_is_no_tokens(
+def test_the_header_of_llmc_is_not_read_as_tokens(
     magic: int, version: int, dtype: str, tmp_path: Path
 ) -> None:
     documents = ended()

@@ -142,7 +142,7 @@ def test_names_and_sizes_of_every_kind_are_understood(
     ]
 
 
-def test_members_that_are_no_samples_are_passed_over(tmp_path: Path) -> None:
+def test_members_that_are_not_samples_are_passed_over(tmp_path: Path) -> None:
     stream = io.BytesIO()
     content = npy(np.arange(3, dtype=np.uint16))
     with tarfile.open(fileobj=stream, mode="w") as tar:

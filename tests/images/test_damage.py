@@ -119,7 +119,7 @@ def test_odd_images_are_as_transformers_loads_them(kind: str) -> None:
 
 @pytest.mark.parametrize("where", ["path", "store"])
 @pytest.mark.parametrize("behind", [False, True])
-def test_large_png_is_turned_wherever_it_is_read(where: str, behind: bool, tmp_path: Path) -> None:
+def test_large_png_is_turned_by_every_reader(where: str, behind: bool, tmp_path: Path) -> None:
     import fsspec
 
     data = rotated_png("iTXt", behind=behind, side=900)

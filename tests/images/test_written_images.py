@@ -48,7 +48,7 @@ def test_images_written_in_lines_of_json_are_read(kind: str, tmp_path: Path) -> 
     assert_as_processor(documents_of(dataset(Images(path, text="text"))), given)
 
 
-def test_base64_of_jpeg_is_no_absolute_path(tmp_path: Path) -> None:
+def test_base64_of_jpeg_is_not_an_absolute_path(tmp_path: Path) -> None:
     assert encoded(JPEG).startswith("/9j/")
     path = lines(tmp_path, [{"text": f"0:{PLACE}", "images": [encoded(JPEG)]}])
     given = [{"text": f"0:{PLACE}", "images": [JPEG]}]
@@ -56,7 +56,7 @@ def test_base64_of_jpeg_is_no_absolute_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nothing", ["", None, [], [None, ""], {"bytes": None, "path": None}])
-def test_empty_texts_and_nulls_are_no_image(nothing: Any, tmp_path: Path) -> None:
+def test_empty_texts_and_nulls_are_not_images(nothing: Any, tmp_path: Path) -> None:
     given = [{"text": "0:words", "images": []}, {"text": f"1:{PLACE}", "images": [DATA]}]
     path = lines(tmp_path, [{**given[0], "images": nothing}, {**given[1], "images": encoded(DATA)}])
     assert_as_processor(documents_of(dataset(Images(path, text="text"))), given)

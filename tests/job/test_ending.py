@@ -87,7 +87,7 @@ DIVISIONS = [(lanes, n) for lanes in (1, 2, 4, 6, 12) for n in range(1, 13) if l
     data=st.data(),
     end=st.sampled_from(["drain", "stop"]),
 )
-def test_all_ranks_leave_after_the_same_step_wherever_they_started(
+def test_all_ranks_leave_after_the_same_step_from_any_start(
     division: tuple[int, int], data: Any, end: End
 ) -> None:
     lanes, ranks = division

@@ -224,7 +224,7 @@ def test_a_packer_is_rebuilt_with_its_key() -> None:
         {"packer": BestFitDecreasing(seq_len=64, limits=[Separate("other")])},
     ],
 )
-def test_a_key_that_is_no_declared_integer_field_is_refused(changes: Any) -> None:
+def test_a_key_that_is_not_a_declared_integer_field_is_refused(changes: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         dataset(**changes)
     assert caught.value.setting == "limits"

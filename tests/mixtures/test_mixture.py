@@ -131,7 +131,7 @@ def test_a_place_of_a_schedule_may_be_a_float_with_a_whole_value() -> None:
 
 
 @pytest.mark.parametrize(("transition", "shares"), [("step", (1, 0.5)), ("linear", (0.75, 0.5))])
-def test_weights_step_from_phase_to_phase_or_move_if_told(
+def test_weights_step_from_phase_to_phase_or_move_linearly(
     transition: Any, shares: tuple[float, float]
 ) -> None:
     mixture = Mixture(
@@ -515,7 +515,7 @@ def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: 
     assert read(again, 400) == following
 
 
-def test_a_source_that_changed_or_went_is_no_added_source() -> None:
+def test_a_source_that_changed_or_went_is_not_an_added_source() -> None:
     before, now = first_two(), grown(1)
     other = Mixture({"b": ids(2, 600), "a": ids(1, 600)}, weights={"a": 1, "b": 1})
     for mixture in (before, now, other):

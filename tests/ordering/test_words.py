@@ -43,7 +43,7 @@ def test_words_by_hand(text: str, expected: list[str]) -> None:
     assert words(text) == [expected]
 
 
-def test_equal_words_have_equal_numbers_wherever_they_are() -> None:
+def test_equal_words_have_equal_numbers_at_any_position() -> None:
     data = b"alpha beta" + b"beta,alpha"
     documents, _ = hash_words(np.frombuffer(data, np.uint8), np.array([0, 10, 20]))
     (a, b), (c, comma, d) = documents.document(0).tolist(), documents.document(1).tolist()

@@ -161,7 +161,7 @@ def test_duplicates_are_counted_and_named_once_however_often_a_run_is_resumed(
     assert len(named_in(tmp_path / "once")) == metrics.duplicates
 
 
-def test_the_next_epoch_is_no_duplicate_of_this_one() -> None:
+def test_the_next_epoch_is_not_a_duplicate_of_this_one() -> None:
     order = SimilarityOrder(order_window_documents=1000)
     once = placed(PackedLoader(make_dataset(order, copies=0, provenance=True)))
     twice = placed(PackedLoader(make_dataset(order, copies=0, provenance=True, epochs=2)))

@@ -305,7 +305,7 @@ def test_prompts_that_cannot_be_read_stop_the_trainer_too(tmp_path: Path) -> Non
         next(iter(rollouts.Loader(queue, seq_len=8)))
 
 
-def test_a_trainer_that_publishes_nothing_is_told_so(
+def test_a_trainer_that_publishes_nothing_gets_an_error(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streampack.rollouts.loader.WARN_AFTER_S", 0.0)

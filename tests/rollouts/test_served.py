@@ -62,7 +62,7 @@ def test_processes_sample_and_the_prompts_of_a_killed_one_go_to_others(tmp_path:
     assert queue.metrics().counts.given_back >= 3
 
 
-def test_a_sampler_without_a_trainer_is_told_so(tmp_path: Path) -> None:
+def test_a_sampler_without_a_trainer_gets_an_error(tmp_path: Path) -> None:
     with pytest.raises(RankError):
         rollouts.RemoteQueue(str(tmp_path / "samplers.json"))
 

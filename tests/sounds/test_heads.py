@@ -237,7 +237,7 @@ NO_SOUNDS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", NO_SOUNDS)
-def test_files_that_are_no_sounds_are_named(kind: str) -> None:
+def test_files_that_are_not_sounds_are_named(kind: str) -> None:
     data = NO_SOUNDS[kind]()
     with pytest.raises(BrokenImageError):
         size_of(data, Storage())

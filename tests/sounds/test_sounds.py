@@ -137,7 +137,7 @@ BASE64 = {
 
 
 @pytest.mark.parametrize("kind", BASE64)
-def test_sounds_in_base64_are_told_from_paths(kind: str) -> None:
+def test_sounds_in_base64_are_distinguished_from_paths(kind: str) -> None:
     clip = sound(8000, **BASE64[kind])
     assert inline_bytes(base64.b64encode(clip).decode()) == clip
 

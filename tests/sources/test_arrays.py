@@ -68,7 +68,7 @@ def test_documents_come_with_their_masks_and_fields() -> None:
 
 
 @pytest.mark.parametrize("offsets", [[0, 2], [1, 3], [0, 3, 2, 3], [0, 4], [], [-1, 3], [0.0, 3.0]])
-def test_a_pair_that_is_none_is_refused_and_a_list_of_both_is_read(offsets: list[Any]) -> None:
+def test_an_invalid_pair_is_refused_and_a_list_of_both_is_read(offsets: list[Any]) -> None:
     pair = (np.array([1, 2, 3]), np.array(offsets))
     with pytest.raises(ConfigError):
         PackedDataset(pair, seq_len=8)

@@ -146,7 +146,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kind", "good", "field", "value"), [*cases()])
-def test_a_document_that_is_none_is_named_and_skipped_alone(
+def test_an_invalid_document_is_named_and_skipped_alone(
     kind: str, good: dict[str, Any], field: str, value: Any, tmp_path: Path
 ) -> None:
     named = {"text": "text"} if "text" in good else {"tokens": "ids"}

@@ -75,7 +75,7 @@ def test_names_give_back_every_name(names: list[str]) -> None:
         kept[len(names)]
 
 
-def test_names_that_are_no_utf_8_come_back_as_the_system_gave_them() -> None:
+def test_names_that_are_not_utf_8_come_back_as_the_system_gave_them() -> None:
     names = ["/data/a\udcff.parquet", "/data/a\udcfe.parquet"]
     assert list(Names(names)) == names
 

@@ -291,7 +291,7 @@ def test_files_go_in_order_of_their_use(data: st.DataObject) -> None:
         assert not set(tail) & set(used_and_gone)
 
 
-def test_an_object_that_is_replaced_is_named_wherever_reading_is(
+def test_an_object_that_is_replaced_is_named_at_any_position_of_the_reader(
     http: HTTPServer, storage: Storage, url: str
 ) -> None:
     (listed,) = storage.list(url)

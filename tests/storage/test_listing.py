@@ -60,7 +60,7 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path, storage: Storage) -> 
         memory.rm("/c", recursive=True)
 
 
-def test_wildcards_leave_out_hidden_names_wherever_the_files_are(corpus: Corpus) -> None:
+def test_wildcards_leave_out_hidden_names_in_every_storage(corpus: Corpus) -> None:
     names = corpus(
         "a.txt", "d/b.txt", ".x.txt", "._a.txt", ".ipynb_checkpoints/a-1.txt", "d/.y/z.txt",
         "_temporary/0/c.txt", "d/_temporary/e.txt", "_s.txt",
@@ -170,7 +170,7 @@ TABLES = {
 
 @pytest.mark.sampled("each")
 @pytest.mark.parametrize("kind", TABLES)
-def test_a_folder_that_is_no_corpus_as_it_lies_is_refused(corpus: Corpus, kind: str) -> None:
+def test_a_folder_of_a_table_or_of_an_unfinished_job_is_refused(corpus: Corpus, kind: str) -> None:
     mark, *files = TABLES[kind]
     names = corpus(f"lake/t/{mark}", *(f"lake/t/{file}" for file in files), "lake/other/a.txt")
     for pattern in ("lake", "lake/t", "lake/**", "lake/t/**/*", "lake/*/**"):
@@ -222,7 +222,7 @@ def test_a_url_that_names_no_file_is_refused_before_anything_is_asked(
         assert caught.value.path == url
 
 
-def test_colons_in_a_key_are_no_chain(s3: S3Server, storage: Storage) -> None:
+def test_colons_in_a_key_are_not_a_chain(s3: S3Server, storage: Storage) -> None:
     s3.put("a::b.txt", b"x")
     for pattern in ("a::b.txt", "a::*.txt"):
         assert [info.path for info in storage.list(f"s3://bucket/{pattern}")] == [

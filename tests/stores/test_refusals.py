@@ -78,7 +78,7 @@ def test_google_refuses(tmp_path: Path, status: int, message: str) -> None:
 
 
 @pytest.mark.stores
-def test_google_credentials_that_are_no_file(tmp_path: Path) -> None:
+def test_google_credentials_that_are_not_a_file(tmp_path: Path) -> None:
     storage = Storage(storage_options={"token": str(tmp_path / "key.json")})
     with pytest.raises(ConfigError, match=r"gs://.*key\.json"):
         storage.list("gs://bucket/*")

@@ -79,7 +79,7 @@ def test_an_endless_run_reads_all_files_in_each_epoch(
     assert lanes > 1 or counts.max() - counts.min() <= 2  # the first and the last are in part
 
 
-def test_a_state_that_grew_resumes_without_being_told_and_gives_the_same(
+def test_a_state_that_grew_resumes_without_allow_and_gives_the_same_batches(
     table: Unpacked,
 ) -> None:
     path, _ = table

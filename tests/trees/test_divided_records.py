@@ -43,7 +43,7 @@ def sequences(batch: Any) -> list[tuple[int, int, list[int], list[float], list[i
     return found
 
 
-def test_every_sequence_comes_once_and_a_record_lies_in_one_batch() -> None:
+def test_every_sequence_comes_once_and_a_record_is_in_one_batch() -> None:
     loader = PackedLoader(divided())
     made, batch_of = [], {}
     for step, batch in enumerate(loader):

@@ -145,7 +145,7 @@ def test_code_of_the_user_is_a_stage_of_its_own(source: Any, options: Any, limit
     assert waits.report().limit == limit
 
 
-def test_a_loader_of_any_kind_is_told_from_a_slow_step() -> None:
+def test_a_loader_of_any_kind_is_distinguished_from_a_slow_step() -> None:
     def items(pause_s: float) -> Iterator[int]:
         for i in range(8):
             time.sleep(pause_s)
