@@ -43,12 +43,10 @@ EVERYTHING = {"packer"}
 
 
 def lossless(seq_len: int) -> list[Packer]:
+    kinds = (with_rows(kind, seq_len) for kind in packer_kinds().values())
     return [
-        BestFitDecreasing(seq_len=seq_len),
-        FirstFitDecreasing(seq_len=seq_len),
-        Concat(seq_len=seq_len),
+        *(packer for packer in kinds if not isinstance(packer, BestFitCrop | Seamless)),
         Concat(seq_len=seq_len, atom=seq_len // 4),
-        Pad(seq_len=seq_len),
         Pad(seq_len=seq_len, atom=2 * seq_len),
         BestFitCrop(seq_len=seq_len, keep_cropped=True),
         Buckets(seq_lens=(seq_len // 4, seq_len), shares=(0.5, 0.5)),
