@@ -162,7 +162,8 @@ RECORDS = (
         "Steps of 64 groups of 16 answers as [prefix trees](../trees.md), planned by `pack` and by "
         "the asynchronous GRPO trainer of TRL 1.16 (`TokenBudgetBatcher`), where the last "
         'micro-batch waits for the next step: its lines are of those before, in which "placed" '
-        'counts the answers. "Slowest" is the costliest rank over the mean, "planned in" processor time.',
+        'counts the answers. "Slowest" is the costliest rank over the mean, "planned in" '
+        "processor time.",
     ),
     Record(
         "Prefix trees",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +26,7 @@ PROCESS = os.getpid()
 if "PYTEST_XDIST_WORKER" in os.environ:
     atexit.register(lambda: os.getpid() == PROCESS and os._exit(0))
 
+FOLDER, LIBC = Path(__file__).parent, ctypes.CDLL(None)
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 # Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where
@@ -88,6 +91,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if named:
         raise pytest.UsageError(f"An id of a test holds an address: {named[0]}")
     leave_to_the_night(items)
+    # Files of no folder come last: their last tests are short, so processes end together.
+    items.sort(key=lambda item: item.path.parent == FOLDER)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,6 +100,16 @@ def pytest_runtestloop() -> None:
     """Leave imported objects out of garbage collection, also in the processes that tests fork."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Keep the process small after each file: its forks copy the tables of its memory."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+        if hasattr(LIBC, "malloc_trim"):
+            LIBC.malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)

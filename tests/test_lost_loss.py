@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
 from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import BestFitCrop, BestFitDecreasing, Packer, Pad, Seamless
 from tests.support.memory_source import MemorySource, numbered_documents
@@ -38,6 +38,8 @@ def loader(masked: bool, packer: Packer, **options: Any) -> PackedLoader:
     documents, masks = corpus(masked)
     source = MemorySource([documents], None if masks is None else [masks])
     values = {"batch_size": 2, "lanes": 2, "window": WindowConfig(rows=8), "topology": Topology()}
+    if packer.inserts_eos:
+        values["token_rules"] = TokenRules(eos="as-is", eos_id=9_999_999)
     return PackedLoader(PackedDataset(source, packer=packer, **{**values, **options}))
 
 

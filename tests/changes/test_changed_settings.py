@@ -22,13 +22,13 @@ from streampack import (
     sources,
 )
 from streampack.errors import StateError
+from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import (
     Balance,
     BestFitCrop,
     BestFitDecreasing,
     Buckets,
     Concat,
-    FirstFitDecreasing,
     Packer,
     Pad,
     Plan,

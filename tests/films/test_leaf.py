@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
 
 from streampack.errors import MissingPackageError
-from tests.support.forked import FIRST, ROOT
+from tests.support.forked import in_fork
 
-ALONE = """
-import sys
-from streampack.media import Images
-from tests.support.vision import records
-from tests.support.vision_runs import dataset
-assert len(list(dataset(Images(records(3), text="text")))) > 0
-print(sorted(name for name in sys.modules if name.startswith(
-    ("streampack.films", "streampack.sounds", "streampack.images.media_", "av."))))
-"""
+FILMS = ("streampack.films", "streampack.sounds", "streampack.images.media_", "av.")
+
+
+def loaded_by_a_run_with_images() -> list[str]:
+    """Import streampack anew in this process, run over images, and return modules of films."""
+    for name in [*sys.modules]:
+        if name.startswith(("streampack", "tests.support.vision", "av.")) or name == "av":
+            del sys.modules[name]
+    from streampack.media import Images
+    from tests.support.vision import records
+    from tests.support.vision_runs import dataset
+
+    assert len(list(dataset(Images(records(3), text="text")))) > 0
+    return sorted(name for name in sys.modules if name.startswith(FILMS))
 
 
 def test_runs_with_images_load_no_films_and_sounds() -> None:
-    command = [sys.executable, "-c", ALONE]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FIRST), str(ROOT)])}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=600, env=environment
-    )
-    assert done.stdout.strip() == "[]"
+    assert in_fork(loaded_by_a_run_with_images) == []
 
 
 def test_runs_without_pyav_name_the_command_that_installs_it(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,14 +15,7 @@ from streampack import PackedDataset, PackedLoader, Topology
 from streampack.forecasts.estimation import Estimate
 from streampack.forecasts.progress import Moment, progress_words
 
-ROOT = Path(__file__).parent.parent
 DOCUMENTS = [[7] * 50] * 90
-SCRIPT = """
-from streampack import PackedDataset, PackedLoader, Topology
-loader = PackedLoader(PackedDataset([[7] * 50] * 90, seq_len=64, topology=Topology()))
-for batch in loader.progress():
-    print("from the loop")
-"""
 
 
 def loader(topology: Topology | None = None) -> PackedLoader:
@@ -92,27 +85,35 @@ def test_figures_are_those_between_the_two_moments() -> None:
     )
 
 
-def test_on_a_terminal_it_is_drawn_in_place_and_prints_stay() -> None:
+def loop_on(terminal: int, errors: Path) -> None:
+    """Run a loop with progress in this process, with a terminal as its standard output."""
+    os.dup2(terminal, 1)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), errors.open("w")
+    os.environ.update(TERM="xterm", COLUMNS="150")
+    for _ in loader().progress():
+        print("from the loop")
+    sys.stdout.flush()
+
+
+def test_on_a_terminal_it_is_drawn_in_place_and_prints_stay(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "150"},
-    ) as run:  # fmt: skip
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 1 << 16)
-            except OSError:  # on Linux: all writers have closed
-                break
-            if not part:
-                break
-            shown += part
-        os.close(ours)
-        assert run.wait() == 0
-        assert run.stderr is not None
-        assert b"tokens/s" not in run.stderr.read()
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=loop_on, args=(theirs, tmp_path / "errors"))
+    process.start()
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # on Linux: all writers have closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    process.join()
+    assert process.exitcode == 0
+    assert "tokens/s" not in (tmp_path / "errors").read_text()
     assert b"from the loop" in shown
     assert b"4.5k tokens" in shown
     assert "\u2501".encode() in shown  # the bar

@@ -202,7 +202,9 @@ def test_a_broken_document_that_is_not_wanted_stops_no_run(tmp_path: Path) -> No
     ["lang >", "lang == 3", "missing == 1", "score", "n + 1 == 2", "n is 3", 7, 'day > "2024"',
      pc.field("score") * 2, "n in []", "__import__('os')"],
 )  # fmt: skip
-def test_a_value_other_than_a_condition_on_the_columns_is_refused(condition: Any, tmp_path: Path) -> None:
+def test_a_value_other_than_a_condition_on_the_columns_is_refused(
+    condition: Any, tmp_path: Path
+) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet")
     with pytest.raises(ConfigError) as caught:
         sources.open(str(tmp_path), text="text", where=condition)

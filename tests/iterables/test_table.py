@@ -88,7 +88,9 @@ def test_no_row_is_lost_where_a_thousand_hold_more_than_two_gibibytes(kind: str)
     assert sum(len(block) for block, _ in lane.read(None, ErrorPolicy())) == count
 
 
-def test_long_rows_come_once_from_any_beginning_of_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_come_once_from_any_beginning_of_a_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("streampack.iterables.table._BATCH_BYTES", 5_000)
     table = chunked({"ids": IDS * 20}, 1777)
     assert_source_contract(Table(table, tokens="ids", reading=SMALL), IDS * 20, restarts=5)

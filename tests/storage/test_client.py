@@ -21,6 +21,7 @@ from streampack.errors import StateError, StorageError
 from streampack.storage.clients import S3Client, asked, client_of
 from streampack.storage.remote import Pace
 from streampack.storage.storage import Storage
+from tests.support.forked import Host
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import HTTPServer, S3Server
 
@@ -452,18 +453,18 @@ for number in range(forks):
         os._exit(storage.read_range(url, 0, 1000) != first)
     assert os.waitpid(child, 0)[1] == 0, number
 stop.set()
-print("read")
 """
 
 
 @pytest.mark.parametrize("forks", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_forks_read_while_threads_of_the_parent_do(
-    forks: int, s3: S3Server, tmp_path: Path
+    forks: int, s3: S3Server, host: Host, tmp_path: Path
 ) -> None:
     url = s3.put("a.bin", DATA)
-    command = [sys.executable, "-c", FORKS, url, str(tmp_path), str(forks)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.stdout == "read\n", done.stderr
+    (tmp_path / "program.py").write_text(FORKS)
+    arguments, environment = (url, tmp_path / "cache", forks), dict(os.environ)  # of the store
+    statuses, output = host.run(tmp_path / "program.py", *arguments, environments=(environment,))
+    assert statuses == [0], output
 
 
 READING = """

@@ -5,10 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 
 from streampack import Hook, PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError
+from tests.support.forked import Host
 from tests.support.memory_source import MemorySource
 from tests.support.runs import child_processes, identity, make_dataset
 
@@ -29,7 +27,8 @@ def test_arrays_of_a_workers_batch_are_the_loops_to_write() -> None:
 
 
 ORPHANS = """
-import multiprocessing, sys, threading
+import multiprocessing, os, signal, sys, threading, time
+from pathlib import Path
 from streampack import Hook, PackedLoader
 from tests.support.runs import make_dataset
 
@@ -38,44 +37,42 @@ def block(documents, seeds):
         threading.Event().wait()  # as storage that never answers
     return documents
 
-if __name__ == "__main__":
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+def loop(writing):
     dataset = make_dataset(map=Hook("block", block))
     loader = PackedLoader(dataset, num_workers=2, multiprocessing_context=sys.argv[1])
     for batch in loader:
-        print(*(process.pid for process in multiprocessing.active_children()), flush=True)
-"""
+        print(*(process.pid for process in multiprocessing.active_children()), file=writing, flush=True)
+
+if __name__ == "__main__":
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        loop(open(writing, "w"))
+    workers = [int(pid) for pid in open(reading).readline().split()]
+    assert len(workers) == 2
+    assert all(map(is_running, workers))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    end = time.monotonic() + 60
+    while any(map(is_running, workers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
     "context",
     ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))],
 )
-def test_no_worker_survives_a_loop_that_is_killed(context: str, tmp_path: Path) -> None:
+def test_no_worker_survives_a_loop_that_is_killed(context: str, host: Host, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ORPHANS)
-    root = Path(__file__).parents[2]
-    loop = subprocess.Popen(
-        [sys.executable, str(tmp_path / "train.py"), context],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    assert loop.stdout is not None
-    workers = [int(pid) for pid in loop.stdout.readline().split()]
-    assert len(workers) == 2
-    loop.kill()
-    loop.wait()
-    loop.stdout.close()
-    deadline = time.monotonic() + 60
-    while any(map(is_running, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, workers))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    statuses, output = host.run(tmp_path / "train.py", context)
+    assert statuses == [0], output
 
 
 def test_ctrl_c_is_the_loops_to_answer() -> None:

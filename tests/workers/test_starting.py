@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked import Host
+
 LOOP = """
 import os, signal, sys
 if sys.argv[2] == "killed" and __name__ == "__mp_main__":
@@ -35,15 +37,13 @@ except WorkerError as error:
     ],
 )
 def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
-    method: str, script: str, setting: str | None, tmp_path: Path
+    method: str, script: str, setting: str | None, host: Host, tmp_path: Path
 ) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(LOOP)
-    done = subprocess.run(
-        [sys.executable, str(path), method, script], capture_output=True, text=True, timeout=600
-    )
+    (tmp_path / "train.py").write_text(LOOP)
+    _, output = host.run(tmp_path / "train.py", method, script, end="usual")
     # A script without a guard also runs in its worker, which prints a setting too
-    assert done.stdout.splitlines()[-1] == f"setting: {setting}", done.stderr
+    settings = [line for line in output.splitlines() if line.startswith("setting:")]
+    assert settings[-1] == f"setting: {setting}", output
 
 
 @pytest.mark.slow
