@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import signal
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.drawn import GATE, NIGHT, leave_to_the_night
 from tests.support.forked import host
+from tests.support.small_processes import leave_little, take_huge_pages
 
 # Hardly anything that is imported or collected becomes garbage.
 gc.disable()
@@ -26,7 +26,7 @@ PROCESS = os.getpid()
 if "PYTEST_XDIST_WORKER" in os.environ:
     atexit.register(lambda: os.getpid() == PROCESS and os._exit(0))
 
-FOLDER, LIBC = Path(__file__).parent, ctypes.CDLL(None)
+FOLDER = Path(__file__).parent
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 # Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where
@@ -100,16 +100,15 @@ def pytest_runtestloop() -> None:
     """Leave imported objects out of garbage collection, also in the processes that tests fork."""
     gc.freeze()
     gc.enable()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # for many tests; it takes a second
+        take_huge_pages()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Keep the process small after each file: its forks copy the tables of its memory."""
+    """Keep the process small after each file."""
     if nextitem is None or nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
-        if hasattr(LIBC, "malloc_trim"):
-            LIBC.malloc_trim(0)
+        leave_little()
 
 
 @pytest.fixture(autouse=True)

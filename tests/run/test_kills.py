@@ -10,6 +10,7 @@ import pytest
 
 from streampack import PackedLoader
 from streampack.deals.report_channel import decode_reports
+from tests.support.forked import Host
 from tests.support.killed_jobs import (
     LANES,
     assert_legs,
@@ -38,8 +39,12 @@ LAYOUTS = ("documents", "tree")
     ],
 )
 def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
-    seed: int, layout: str, tmp_path: Path
+    seed: int, layout: str, host: Host, tmp_path: Path
 ) -> None:
+    host.call(tmp_path, kill_at_random_moments, seed, layout, tmp_path)
+
+
+def kill_at_random_moments(seed: int, layout: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     source = trees() if layout == "tree" else None
     expected = batches_by_number(source)
@@ -55,7 +60,11 @@ def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
     assert_legs(tmp_path, starts, expected)
 
 
-def test_a_rank_killed_around_a_deal_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_rank_killed_around_a_deal_loses_and_repeats_nothing(host: Host, tmp_path: Path) -> None:
+    host.call(tmp_path, kill_around_a_deal, tmp_path)
+
+
+def kill_around_a_deal(tmp_path: Path) -> None:
     loader = PackedLoader(make_dataset(0, 1))
     expected = {
         batch.step * LANES + batch.lane: batch.input_ids[batch.document_ids >= 0].tolist()

@@ -8,6 +8,7 @@ compilation, spawned processes) start one instead.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Comes first where programs look for modules: settings as in `tests/conftest.py`.
 FIRST = Path(__file__).parent / "without_torchvision"
+CALL = Path(__file__).with_name("call.py")
 WAIT_S = 500  # for programs that would otherwise wait for ever
 
 HOST = """
@@ -145,6 +147,15 @@ class Host:
             {**place, "RANK": str(rank), "WORLD_SIZE": str(processes)} for rank in range(processes)
         )
         return self.run(program, *arguments, environments=ranks, modules=modules, end=end)
+
+    def call(self, folder: Path, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function of a module in a fork, with less memory for its own forks to copy.
+
+        An error of it fails the test with the traceback.
+        """
+        call = base64.b64encode(pickle.dumps((function, arguments))).decode()
+        statuses, output = self.run(CALL, call, folder=folder, modules=[function.__module__])
+        assert statuses == [0], output
 
     def end(self) -> None:
         """End it."""
