@@ -18,14 +18,14 @@ from streampack.images.boxes import (
     edits_of,
     inside,
     moov_of,
+    require_near,
     runs_of,
+    track_duration,
     track_of,
 )
 from streampack.images.media_file import UncountedError
 
 _MOST_FRAMES = 1 << 22
-#: Share by which times in different tables may differ.
-_TOLERANCE = 0.02
 
 
 class FilmTable(NamedTuple):
@@ -35,11 +35,17 @@ class FilmTable(NamedTuple):
         size: size of the film.
         shown: (frames,) int64, time of each frame in ticks.
         is_key: (frames,) bool, True for frames at which decoding can begin.
+        packets: (frames,) int64, number of each frame's packet in the order of decoding.
+        samples: content of `stbl`, with the sizes and places of the packets.
+        others: places in the file of the kinds of the other tracks.
     """
 
     size: FilmSize
     shown: NDArray[np.int64]
     is_key: NDArray[np.bool_]
+    packets: NDArray[np.int64]
+    samples: memoryview
+    others: list[int]
 
 
 def film_table(read: Read, num_bytes: int) -> FilmTable:
@@ -50,11 +56,13 @@ def film_table(read: Read, num_bytes: int) -> FilmTable:
         num_bytes: size of the file.
 
     Raises:
-        UncountedError: the file is damaged, fragmented, or has edits other than one cut.
+        UncountedError: the file is damaged, fragmented, or has edits other than a cut of its begin.
     """
     try:
-        moov = moov_of(read, num_bytes)
-        return _in_track(track_of(moov, b"vide"), child(moov, b"mvhd"))
+        begin, moov = moov_of(read, num_bytes)
+        track, others = track_of(moov, b"vide")
+        made = _in_track(track, child(moov, b"mvhd"))
+        return made._replace(others=[begin + each for each in others])
     except (struct.error, ZeroDivisionError, OverflowError) as error:
         raise UncountedError(f"has a damaged moov box ({error})") from error
 
@@ -70,31 +78,32 @@ def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
     movie_scale, _ = clock_of(movie)
     if not ticks or times[:, 1].max() >= 1 << 31 or not scale or not movie_scale:
         raise UncountedError("has frames without a duration")
-    shown, is_key = _shown(table, times), _keys(table, frames)
-    _require_near(duration / scale, ticks / scale, frames, shown, scale)
-    edits, lasts = edits_of(track), _of_track(head) / movie_scale
+    shown, is_key, packets = _shown(table, times), _keys(table, frames), np.arange(frames)
+    first, last, longest = int(shown.min()), int(shown.max()), int(times[:, 1].max())
+    end = max(last + longest, first + ticks)
+    spans = (ticks, end, end - first, last - first)
+    # Which duration the last of uneven frames has is told in different ways.
+    rounding = 1 + (0.01 * longest if (times[:-1, 1] == longest).all() else longest)
+    require_near(duration, scale, spans, rounding)
+    rounding += 2 * scale / movie_scale
+    edits, lasts = edits_of(track), track_duration(head)
     if edits is None:
-        _require_near(lasts, ticks / scale, frames, shown, scale)
+        require_near(lasts, movie_scale, spans, rounding, scale)
     else:
         start, length, whole = edits
-        _require_near(lasts, whole / movie_scale, frames, shown[:1], scale)
+        require_near(lasts, movie_scale, (whole,), 2 + 0.1 * ticks / frames * movie_scale / scale)
         stop = start + (length * scale + movie_scale // 2) // movie_scale
-        if (
-            start + ticks // frames * 2 < 0
-            or stop > (int(shown.max()) + ticks // frames * 3) * 1.02
-        ):
-            raise UncountedError("has a list of edits that shows more than the film")
-        is_in = (shown >= start) & (shown < stop)
-        shown, is_key = shown[is_in], is_key[is_in]
-        if not len(shown):
-            raise UncountedError("has a list of edits that shows no frame")
+        # A clock or time that lies would leave out frames, too, so it must end with the film.
+        if not last < stop <= end + rounding or first < start <= first + rounding:
+            raise UncountedError("has a list of edits that ends elsewhere than its frames")
+        packets = np.flatnonzero(shown >= start)
     height, width = _shape(child(table, b"stsd"))
     if _is_on_its_side(head, movie):
         height, width = width, height
     rate = Fraction(counted * scale, ticks)  # as FFmpeg counts, also of films that are cut
-    size = FilmSize(len(shown), height, width, rate.numerator, rate.denominator)
-    order = np.argsort(shown, kind="stable")
-    return FilmTable(size, shown[order], is_key[order])
+    size = FilmSize(len(packets), height, width, rate.numerator, rate.denominator)
+    packets = packets[np.argsort(shown[packets], kind="stable")]
+    return FilmTable(size, shown[packets], is_key[packets], packets, table, [])
 
 
 def _keys(table: memoryview, frames: int) -> NDArray[np.bool_]:
@@ -107,30 +116,6 @@ def _keys(table: memoryview, frames: int) -> NDArray[np.bool_]:
             numbers = np.frombuffer(box, ">u4", count, 8)
             return np.isin(np.arange(1, frames + 1), numbers)
     return np.ones(frames, dtype=np.bool_)
-
-
-def _of_track(head: memoryview) -> int:
-    duration: int
-    (duration,) = struct.unpack_from(">Q" if head[0] else ">I", head, 28 if head[0] else 20)
-    return -1 if duration >= (1 << 32) - 1 else duration
-
-
-def _require_near(
-    declared: float, seconds: float, frames: int, shown: NDArray[np.int64], scale: int
-) -> None:
-    """Raise `UncountedError` if a declared duration is known and not near to the frames'.
-
-    Args:
-        declared: seconds.
-        seconds: sum of the frames' durations in the order of decoding.
-        frames: number of frames.
-        shown: (frames,) times at which they are shown, in ticks.
-        scale: ticks per second.
-    """
-    whole = float(shown.max() - shown.min()) / scale + seconds / frames
-    near = (abs(declared - each) <= max(2 / frames, _TOLERANCE) * each for each in (seconds, whole))
-    if declared > 0 and not any(near):
-        raise UncountedError(f"declares {declared:.6g} seconds, and its frames take {seconds:.6g}")
 
 
 def _shown(table: memoryview, times: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -5,25 +5,30 @@ PyAV decodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.films.boxes import FilmTable, film_table
+from streampack.films.groups import groups_of, parts_of
 from streampack.films.size import FilmSize
 from streampack.images.images import BrokenImageError, named_failures
-from streampack.images.media_file import MediaFile, UncountedError, opened, size_in
+from streampack.images.media_file import (
+    MediaFile,
+    UncountedError,
+    media_file,
+    opened,
+    size_in,
+)
 from streampack.storage.storage import Storage
 
 #: Kinds of the first box of mp4 and mov files.
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
 #: Share by which the frames per second may differ.
 _TOLERANCE = 0.02
-#: Frames that are left out, at least, to seek.
-_LEAST_SKIPPED = 64
 
 
 def _format(start: bytes) -> str:
@@ -95,22 +100,37 @@ def frames_of(
         BrokenImageError: the film cannot be decoded, or is not of the planned size.
         StorageError: the file could not be read; a retry may succeed.
     """
-    file = MediaFile(reference, storage or Storage())
-    with (
-        named_failures(reference),
-        opened(file, _format(file.start), "video") as (container, stream),
-    ):
-        rate, table = stream.average_rate, _table(file)
-        if rate and abs(float(rate) / size.fps - 1) > _TOLERANCE:
-            raise BrokenImageError(f"{float(rate):.6g} frames per second, not {size.fps:.6g}")
-        if table is not None and table.size.frames != size.frames:
-            raise BrokenImageError(f"{table.size.frames} frames, not {size.frames}")
-        wanted = sorted({*indices})
-        kept = {} if table is None else _sought(container, stream, table, wanted, size)
-        if len(kept) < len(wanted):
-            container.seek(0)
-            kept = _read(container, stream, wanted, size, whole=table is None)
+    wanted = sorted({*indices})
+    with named_failures(reference), media_file(reference, storage or Storage()) as file:
+        table = _declared(file, wanted)
+        with opened(file, _format(file.start), "video") as (container, stream):
+            rate = stream.average_rate
+            if rate and abs(float(rate) / size.fps - 1) > _TOLERANCE:
+                raise BrokenImageError(f"{float(rate):.6g} frames per second, not {size.fps:.6g}")
+            if table is not None and table.size.frames != size.frames:
+                raise BrokenImageError(f"{table.size.frames} frames, not {size.frames}")
+            kept = {} if table is None else _sought(container, stream, table, wanted, size)
+            if len(kept) < len(wanted):
+                container.seek(0)
+                kept = _read(container, stream, wanted, size, whole=table is None)
     return np.stack([kept[index] for index in indices])
+
+
+def declare(file: MediaFile, indices: Sequence[int]) -> None:
+    """Declare the bytes that `frames_of` will read of a film."""
+    _declared(file, sorted({*indices}))
+
+
+def _declared(file: MediaFile, wanted: Sequence[int]) -> FilmTable | None:
+    """Declare the bytes that will be read, and return the frames by the head of a file, or None."""
+    try:
+        table = film_table(file.part, file.num_bytes)
+        parts = parts_of(table, wanted)
+    except UncountedError:
+        file.declare_all()
+        return None
+    file.declare(parts, table.others)
+    return table
 
 
 def _read(
@@ -127,6 +147,7 @@ def _read(
     for packet in container.demux(stream):
         packets += bool(packet.size) and not packet.is_discard
         for frame in packet.decode() if number <= last else ():
+            _require_sound(frame)
             if number in kept:
                 kept[number] = _upright(frame, size)
             number += 1
@@ -144,42 +165,45 @@ def _sought(
     """Decode frames from the keyframe before each, where that leaves out many.
 
     Frames are known by their times in the table. The result lacks frames, and all are to be read,
-    if there is little to leave out, times repeat, or the decoder gives other times.
+    if there is little to leave out, or the decoder gives other times or other keyframes.
     """
-    keys, shown = np.flatnonzero(table.is_key), table.shown - table.shown[0]
-    starts = keys[np.searchsorted(keys, wanted, side="right") - 1] if len(keys) else keys
-    skipped = np.maximum(starts - np.append(0, np.add(wanted[:-1], 1)), 0) if len(keys) else keys
-    if not len(keys) or keys[0] or skipped.sum() < _LEAST_SKIPPED or not np.diff(shown).all():
+    groups, kept = groups_of(table, wanted), dict[int, NDArray[np.uint8]]()
+    first = next(container.decode(stream)).pts if groups else None
+    if first is None:
         return {}
-    kept: dict[int, NDArray[np.uint8]] = {}
-    frames, first = iter(container.decode(stream)), None
-    if skipped[0]:  # only the time of the first frame is wanted
-        first = next(frames).pts
-    for index, start, left_out in zip(wanted, starts.tolist(), skipped.tolist(), strict=True):
-        if first is not None and left_out:
-            container.seek(first + int(shown[start]), stream=stream)
-            frames = iter(container.decode(stream))
-        for frame in frames:
-            first = frame.pts if first is None else first
-            if frame.pts is None or first is None or frame.pts > first + int(shown[index]):
+    times = (table.shown - table.shown[0] + first).tolist()
+    for group in groups:
+        start, indices = times[group.start], {times[index]: index for index in group.wanted}
+        container.seek(start, stream=stream)
+        packets = iter(container.demux(stream))  # FFmpeg may begin a group before
+        keyframe = next((each for each in packets if each.is_keyframe and each.pts >= start), None)
+        if keyframe is None or keyframe.pts != start:
+            return {}
+        for frame in _decoded(stream, chain([keyframe], islice(packets, group.packets - 1))):
+            if frame.pts is None or frame.pts < start:  # shown before the keyframe
+                continue
+            _require_sound(frame)
+            if frame.pts == start and not frame.key_frame:
                 return {}
-            if frame.pts == first + int(shown[index]):
-                kept[index] = _upright(frame, size)
-                break
+            if frame.pts in indices:
+                kept[indices[frame.pts]] = _upright(frame, size)
     return kept
 
 
-def _table(file: MediaFile) -> FilmTable | None:
-    """Return the frames by the head of the file, or None."""
-    with suppress(UncountedError):
-        return film_table(file.part, file.num_bytes)
-    return None
+def _decoded(stream: Any, packets: Iterable[Any]) -> Iterator[Any]:
+    """Yield all frames of packets."""
+    for packet in packets:
+        yield from packet.decode()
+    yield from stream.decode(None)
+
+
+def _require_sound(frame: Any) -> None:
+    if frame.is_corrupt:
+        raise BrokenImageError("a frame is damaged")
 
 
 def _upright(frame: Any, size: FilmSize) -> NDArray[np.uint8]:
     """Return a frame's RGB values as it is shown; raise `BrokenImageError` for another size."""
-    if frame.is_corrupt:
-        raise BrokenImageError("a frame is damaged")
     turned: NDArray[np.uint8] = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
     if turned.shape[:2] != (size.height, size.width):
         height, width = turned.shape[:2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +14,19 @@ from numpy.typing import NDArray
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
 from streampack.films.families import FILM_FAMILIES, REFUSED, FilmFamily
-from streampack.films.files import frames_of, size_of
+from streampack.films.files import declare, frames_of, size_of
 from streampack.films.size import FilmSize
-from streampack.images.attachments import ROWS, Attachments, MediaForm, Reference, Size
+from streampack.images.attachments import (
+    ROWS,
+    Attachments,
+    MediaForm,
+    Medium,
+    Reference,
+    Size,
+)
 from streampack.images.families import FAMILIES, Family, family_of
 from streampack.images.fetching import Heads
-from streampack.images.media_file import require_av
+from streampack.images.media_file import fetch_ahead, require_av
 from streampack.storage.storage import Storage
 
 _KEPT_SIZES = 1 << 12
@@ -141,24 +148,17 @@ class FilmPlanner:
 
     # ------------------------------------------------------------------ before the plan
 
-    def sizes(self, attached: Attachments, heads: Heads) -> tuple[Size, ...]:
-        """Return the sizes of films, by their records or from the heads of their files.
+    def size(self, medium: Medium, storage: Storage) -> FilmSize:
+        """Return the size of a film from the head of its file; raises like `size_of`."""
+        counted = medium.settings.count_packets
+        return size_of(medium.reference, storage, count_packets=counted)
 
-        Raises:
-            ValueError: a head does not tell it, or a film cannot be read.
-        """
-        sizes = tuple(
-            each.settings.size
-            or size_of(
-                each.reference,
-                attached.storage or Storage(),
-                count_packets=each.settings.count_packets,
-            )
-            for each in attached.references
-        )
-        for size in sizes:
-            if size.height * size.width > _MOST_PIXELS:
-                raise ValueError(f"has frames of {size.width} x {size.height} pixels")
+    def sizes(self, attached: Attachments, heads: Heads) -> tuple[Size, ...]:
+        """Return the sizes of films; raises like `Heads.sizes`."""
+        sizes = heads.sizes(attached, self)
+        for _, height, width, *_ in sizes:
+            if height * width > _MOST_PIXELS:
+                raise ValueError(f"has frames of {width} x {height} pixels")
         return sizes
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
@@ -231,6 +231,11 @@ class FilmPlanner:
         )
 
     # ------------------------------------------------------------------ after the plan
+
+    def fetch_ahead(self, url: str, size: Size, storage: Storage) -> None:
+        """Let threads fetch the bytes that `opened` reads of a film by URL."""
+        indices = self._plan(FilmSize(*size)).indices
+        fetch_ahead(url, storage, partial(declare, indices=indices))
 
     def opened(self, reference: Reference, size: Size, storage: Storage | None) -> _Opened:
         """Return the sampled frames of a film; raises like `frames_of`."""

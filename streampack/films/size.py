@@ -28,6 +28,11 @@ class FilmSize(NamedTuple):
         """Mean frames per second."""
         return self.rate / self.per
 
+    @property
+    def seconds(self) -> float:
+        """Length in seconds."""
+        return self.frames * self.per / self.rate
+
     @classmethod
     def of(cls, frames: float, height: float, width: float, fps: float | Fraction) -> FilmSize:
         """Return the size of a film with `fps` frames per second.

@@ -7,21 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from streampack.arguments import explained, one_of
-from streampack.errors import ConfigError
+from streampack.arguments import explained
 from streampack.films.planner import FilmPlanner
 from streampack.films.size import FilmSize
-from streampack.images.media_reader import MediaColumns, MediaReader
+from streampack.images.media_source import MediaSource
 from streampack.images.reader import USUAL_FIELDS
-from streampack.images.source import Images, names_in
+from streampack.images.source import names_in
 from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
 
-#: Default fields of films; a record has at most one of them.
-USUAL_FILMS = ("videos", "video")
 
-
-class Films(Images):
+class Films(MediaSource):
     """Conversations or texts with films, and images: as `Images`, with films.
 
     A film is the bytes of its file, a path, a URL, or an object ``{"bytes": ..., "path": ...}`` as
@@ -54,6 +50,11 @@ class Films(Images):
         ConfigError: arguments conflict, or the data lacks such fields.
     """
 
+    kind, usual = "video", ("videos", "video")
+    size = FilmSize.of
+    sized_by = ("frames", "height", "width", "frames per second")
+    planner = FilmPlanner
+
     @explained
     def __init__(
         self,
@@ -72,39 +73,4 @@ class Films(Images):
         reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
-        one_of("count", count, ("head", "packets"))
-        if sizes is not None and (isinstance(sizes, str) or len(sizes) != 4):
-            raise ConfigError(
-                f"sizes must be four names of fields, got {sizes!r}.",
-                "Name the fields of frames, height, width and frames per second, in this order.",
-                setting="sizes",
-            )
-        columns = MediaColumns(
-            "video",
-            names_in(videos, USUAL_FILMS),
-            videos is None,
-            sizes,
-            FilmSize.of,
-            count == "packets",
-            placeholder,
-        )
-        reader = MediaReader(
-            text,
-            names_in(images, USUAL_FIELDS),
-            folder=None if folder is None else os.fspath(folder),
-            shape=shape,
-            storage=Storage() if storage is None else storage,
-            others=columns,
-        )
-        self._read(data, reader, template, template_kwargs, reading, storage)
-
-    def media_planners(self, processor: Any) -> dict[str, Any]:
-        """Return the planner of films for a processor."""
-        return {"video": FilmPlanner(processor)}
-
-    def describe(self) -> dict[str, Any]:
-        """Add the placeholder of films."""
-        reader = self.reader
-        assert isinstance(reader, MediaReader)
-        assert reader.others is not None
-        return {**super().describe(), "films": reader.others.placeholder}
+        self._open(locals(), videos, names_in(images, USUAL_FIELDS))

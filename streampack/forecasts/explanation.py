@@ -27,6 +27,7 @@ from streampack.window.config import WindowConfig
 
 if TYPE_CHECKING:
     from streampack.chats.losses import LongChatLosses
+    from streampack.images.shares import MediaShares
 
 BATCHES = 8  # batches packed to count loss tokens
 WIDTH = 160  # columns of the example row
@@ -65,6 +66,7 @@ class Explanation:
         choices: packing statistics of the sample under other packers, overflows and row lengths.
         chats: shares of the loss tokens of conversations that each overflow loses; None without
             conversations.
+        media: films and sounds of the first documents: tokens per second, and the share lost.
         row: the first row as text; empty if no document fits a row.
     """
 
@@ -85,6 +87,7 @@ class Explanation:
     loss_share: float
     choices: tuple[tuple[Packer, PackingStats], ...]
     chats: LongChatLosses | None
+    media: tuple[MediaShares, ...]
     row: str
 
     def __str__(self) -> str:
@@ -118,6 +121,7 @@ class Explanation:
             },
             "choices": [_figures(*choice) for choice in self.choices],
             "chats": None if self.chats is None else self.chats._asdict(),
+            "media": [each._asdict() for each in self.media],
         }
 
 
@@ -169,6 +173,7 @@ def explain(
         loss_share=sum(batch.num_loss_tokens for batch in first) / max(tokens, 1),
         choices=tuple((other, _made(other, config, lengths)) for other in _others(packer, lengths)),
         chats=_chats(config),
+        media=_media(config),
         row="".join(_row(batch.show(names, color=False)) for batch in first[:1]),
     )
 
@@ -179,6 +184,14 @@ def _chats(config: LaneConfig) -> LongChatLosses | None:
     from streampack.chats.losses import long_chat_losses
 
     return long_chat_losses(config)
+
+
+def _media(config: LaneConfig) -> tuple[MediaShares, ...]:
+    if not any(hasattr(source, "media_planners") for source in sources_of(config.source)):
+        return ()
+    from streampack.images.shares import media_shares
+
+    return media_shares(config)
 
 
 def _fetched_bytes() -> int:
@@ -263,6 +276,7 @@ def _lines(report: Explanation) -> Iterator[str]:
     yield f"loss       on {report.loss_share:.1%} of the tokens; in the row below between « and »"
     if report.chats is not None:
         yield f"chats      {report.chats}"
+    yield from (f"media      {each}" for each in report.media)
     draws = report.forecast.draws if report.forecast else ()
     total = sum(draw.drawn for draw in draws)
     for draw in draws if len(draws) > 1 and total else ():

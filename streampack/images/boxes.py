@@ -7,7 +7,7 @@ The file is a tree of boxes (ISO/IEC 14496-12): four bytes of size, four of kind
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,8 @@ _FRAGMENTED = "is a fragmented mp4, and its head does not count the frames"
 Read = Callable[[int, int], bytes]
 
 
-def moov_of(read: Read, num_bytes: int) -> memoryview:
-    """Return the content of `moov`, by two reads in the usual cases."""
+def moov_of(read: Read, num_bytes: int) -> tuple[int, memoryview]:
+    """Return where the content of `moov` begins, and it, by two reads in the usual cases."""
     low, at = 0, 0
     data = read(0, min(FIRST_BYTES, num_bytes))
     for _ in range(_MOST_BOXES):
@@ -35,9 +35,10 @@ def moov_of(read: Read, num_bytes: int) -> memoryview:
         if kind == b"moov":
             if end - begin > _MOST_MOOV_BYTES:
                 raise UncountedError(f"has a moov box of {end - begin} bytes")
+            at = low + begin
             if end > len(data):
-                begin, end, data = 0, end - begin, read(low + begin, low + end)
-            return memoryview(data)[begin:end]
+                begin, end, data = 0, end - begin, read(at, low + end)
+            return at, memoryview(data)[begin:end]
         if kind == b"moof":
             raise UncountedError(_FRAGMENTED)
         at = low + end
@@ -59,10 +60,16 @@ def _box(data: memoryview, at: int, stop: int) -> tuple[bytes, int, int]:
 
 def inside(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """Yield the kind and content of the boxes in a box."""
+    for kind, _, content in _placed(data):
+        yield kind, content
+
+
+def _placed(data: memoryview) -> Iterator[tuple[bytes, int, memoryview]]:
+    """Yield the kind of each box in a box, where it begins there, and its content."""
     at = 0
     while at + 8 <= len(data):  # QuickTime ends some lists with four bytes of zeros
         kind, begin, end = _box(data, at, len(data))
-        yield kind, data[begin:end]
+        yield kind, at, data[begin:end]
         at = end
 
 
@@ -76,19 +83,27 @@ def child(data: memoryview, *path: bytes) -> memoryview:
     return data
 
 
-def track_of(moov: memoryview, handler: bytes) -> memoryview:
-    """Return the first track with a handler, b"vide" or b"soun".
+def track_of(moov: memoryview, handler: bytes) -> tuple[memoryview, list[int]]:
+    """Return the first track with a handler, b"vide" or b"soun", and the places of the others.
+
+    Places are those of their kind, b"trak", in `moov`.
 
     Raises:
         UncountedError: there is no such track, or the file is fragmented.
     """
-    kinds = [kind for kind, _ in inside(moov)]
-    if b"mvex" in kinds:
+    boxes, found, others = [*_placed(moov)], None, []
+    if any(kind == b"mvex" for kind, *_ in boxes):
         raise UncountedError(_FRAGMENTED)
-    for kind, track in inside(moov):
-        if kind == b"trak" and bytes(child(track, b"mdia", b"hdlr")[8:12]) == handler:
-            return track
-    raise UncountedError(f"has no track of kind {handler.decode()}")
+    for kind, at, track in boxes:
+        if kind != b"trak":
+            continue
+        if found is None and bytes(child(track, b"mdia", b"hdlr")[8:12]) == handler:
+            found = track
+        else:
+            others.append(at + 4)
+    if found is None:
+        raise UncountedError(f"has no track of kind {handler.decode()}")
+    return found, others
 
 
 def clock_of(box: memoryview) -> tuple[int, int]:
@@ -97,6 +112,30 @@ def clock_of(box: memoryview) -> tuple[int, int]:
         struct.unpack_from(">IQ", box, 20) if box[0] else struct.unpack_from(">II", box, 12)
     )
     return scale, -1 if duration >= (1 << 32) - 1 else duration
+
+
+def track_duration(head: memoryview) -> int:
+    """Return the duration in `tkhd`, in ticks of the movie; -1 is unknown."""
+    duration: int
+    (duration,) = struct.unpack_from(">Q" if head[0] else ">I", head, 28 if head[0] else 20)
+    return -1 if duration >= (1 << 32) - 1 else duration
+
+
+def require_near(
+    declared: int, scale: int, spans: Sequence[int], rounding: float, own_scale: int = 0
+) -> None:
+    """Raise `UncountedError` if a declared duration is known and is none of those of the track.
+
+    Args:
+        declared: duration in ticks of `scale`.
+        spans: durations of the track, as different programs count them.
+        rounding: ticks by which they may differ.
+        own_scale: ticks per second of these; 0 means `scale`.
+    """
+    own = declared if not own_scale else declared * own_scale / scale
+    if declared > 0 and all(abs(own - span) > rounding for span in spans):
+        seconds = spans[0] / (own_scale or scale)
+        raise UncountedError(f"declares {declared / scale:.6g} seconds, and has {seconds:.6g}")
 
 
 def runs_of(box: memoryview, signed: bool = False) -> NDArray[np.int64]:

@@ -97,7 +97,7 @@ def _file_of(image: Image.Image) -> Reference:
 
 @contextmanager
 def _opened(
-    reference: Reference, storage: Storage, *, whole: bool, head: Pending | None = None
+    reference: Reference, storage: Storage, *, whole: bool, head: Pending[bytes] | None = None
 ) -> Iterator[Image.Image]:
     """Open an image and read its head only.
 
@@ -144,13 +144,13 @@ def is_remote(reference: Reference) -> bool:
     return isinstance(reference, str) and "://" in reference
 
 
-def pending_head(url: str, storage: Storage) -> Pending:
+def pending_head(url: str, storage: Storage) -> Pending[bytes]:
     """Start to fetch the first bytes of a remote image, which have its size."""
     return Pending.start(storage, url, _HEAD_BYTES)
 
 
 def _open(
-    reference: bytes | str, storage: Storage, whole: bool, head: Pending | None
+    reference: bytes | str, storage: Storage, whole: bool, head: Pending[bytes] | None
 ) -> Image.Image:
     if isinstance(reference, bytes):
         return Image.open(io.BytesIO(reference))
@@ -191,7 +191,7 @@ def content_of(reference: bytes | str, storage: Storage) -> bytes:
 
 
 def size_of(
-    reference: Reference, storage: Storage | None = None, head: Pending | None = None
+    reference: Reference, storage: Storage | None = None, head: Pending[bytes] | None = None
 ) -> Size:
     """Return the height and width of an image after EXIF rotation, from the head of its file.
 

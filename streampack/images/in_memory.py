@@ -86,7 +86,9 @@ class GivenImages:
         """
         planner = self.media.planner
         marks = np.full(len(attached.references), planner.token_id)
-        planned, written = self.media.planned(attached, marks, Heads([attached]))
+        planned, written = self.media.planned(
+            attached, marks, Heads([attached], self.media.planners)
+        )
         starts, end = np.zeros(len(written), dtype=np.int64), 0
         is_free = np.ones(len(ids), dtype=np.bool_)
         for number, of_image in enumerate(written):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -82,6 +82,9 @@ class MediaProcessing:
             sort_keys=True,
         )
         self._odd: dict[Size, str] = {}
+        own = (planner.token_id for planner in self.planners.values())
+        #: Tokens of media that this run does not take.
+        self._strange = {*_tokens_of(processor)} - {*own} if more else set()
         self.fingerprint = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
     # ------------------------------------------------------------------ before the plan
@@ -124,21 +127,22 @@ class MediaProcessing:
         offsets = documents.offsets
         marks = [planner.token_id for planner in self.planners.values()]
         taken = [self.planner.video_id, *(each.image_id for each in self.planners.values())]
-        strange = np.flatnonzero(np.isin(documents.tokens, [*{*taken} - {*marks}]))
+        strange = np.isin(documents.tokens, [*({*taken} | self._strange) - {*marks}])
+        strange = np.flatnonzero(strange)
         is_strange = np.diff(np.searchsorted(strange, offsets)) > 0
         places = np.flatnonzero(np.isin(documents.tokens, marks))
         first = np.searchsorted(places, offsets)
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
         planned: list[Attachments] = []
         written: list[NDArray[np.int64]] = []
-        heads = Heads(media)
+        heads = Heads(media, self.planners)
         is_place = np.zeros(len(documents.tokens), dtype=np.bool_)
         good: list[int] = []
         for i, attached in enumerate(media):
             slots = places[first[i] : first[i + 1]]
             try:
                 if is_strange[i]:
-                    raise ValueError("has a video token or an image feature token in its text")
+                    raise ValueError("has a token of an image, film or sound in its text")
                 made, ids = self.planned(attached, documents.tokens[slots], heads)
                 planners = self.planners.values()
                 begin, end = offsets[i : i + 2]
@@ -254,8 +258,8 @@ class MediaProcessing:
         """
         batch: HeldBatch = rows.attached.get(MEDIA) or HeldBatch(())
         held = batch.media
-        batch.fetch()
-        batch.fetch_following()
+        batch.fetch(self.planners)
+        batch.fetch_following(self.planners)
         jobs = [
             (
                 batch.reference(reference, each.attachments.storage),
@@ -350,6 +354,15 @@ class MediaProcessing:
         chosen = np.sort(slots[:tokens])
         apart = getattr(self.planner, "adjacent", False) and bool((np.diff(chosen) != 1).any())
         return ({}, slots[:0]) if len(chosen) < tokens or apart else (arrays, chosen)
+
+
+def _tokens_of(processor: Any) -> Iterator[int]:
+    """Yield the ids of the tokens that stand for media in texts of a processor."""
+    vocabulary = processor.tokenizer.get_vocab()
+    for kind in ROWS:
+        text = getattr(processor, f"{kind}_token", None)
+        if isinstance(text, str) and text in vocabulary:
+            yield vocabulary[text]
 
 
 _pool = PerProcess(lambda: ThreadPoolExecutor(min(_THREADS, usable_cores()), "streampack-image"))

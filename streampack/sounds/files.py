@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.images.images import BrokenImageError, named_failures
-from streampack.images.media_file import MediaFile, opened, require_av, size_in
+from streampack.images.media_file import MediaFile, media_file, opened, require_av, size_in
 from streampack.sounds.heads import SoundSize, format_of, size_in_head
 from streampack.storage.storage import Storage
 
@@ -54,26 +54,24 @@ def samples_of(
         BrokenImageError: the sound cannot be decoded, or is not of the planned size.
         StorageError: the file could not be read; a retry may succeed.
     """
-    file = MediaFile(reference, storage or Storage())
     resampler: Any = require_av().AudioResampler(format="flt", layout="mono", rate=rate)
     wanted, parts, samples = size.at(rate), [], 0
-    with (
-        named_failures(reference),
-        opened(file, format_of(file.start), "audio") as (source, stream),
-    ):
-        if stream.rate != size.rate:
-            raise BrokenImageError(f"{stream.rate} samples a second, not {size.rate}")
-        for frame in source.decode(stream):
-            if frame.is_corrupt:
-                raise BrokenImageError("a part is damaged")
-            samples += frame.samples
-            if samples > size.samples:
-                break
-            parts += [part.to_ndarray()[0] for part in resampler.resample(frame)]
-        if samples != size.samples:
-            more = " or more" if samples > size.samples else ""
-            raise BrokenImageError(f"{samples} samples{more}, not {size.samples}")
-        parts += [part.to_ndarray()[0] for part in resampler.resample(None)]
+    with named_failures(reference), media_file(reference, storage or Storage()) as file:
+        file.declare_all()
+        with opened(file, format_of(file.start), "audio") as (source, stream):
+            if stream.rate != size.rate:
+                raise BrokenImageError(f"{stream.rate} samples a second, not {size.rate}")
+            for frame in source.decode(stream):
+                if frame.is_corrupt:
+                    raise BrokenImageError("a part is damaged")
+                samples += frame.samples
+                if samples > size.samples:
+                    break
+                parts += [part.to_ndarray()[0] for part in resampler.resample(frame)]
+            if samples != size.samples:
+                more = " or more" if samples > size.samples else ""
+                raise BrokenImageError(f"{samples} samples{more}, not {size.samples}")
+            parts += [part.to_ndarray()[0] for part in resampler.resample(None)]
     values: NDArray[np.float32] = np.concatenate([*parts, np.zeros(_MOST_OFF, np.float32)])
     if abs(len(values) - _MOST_OFF - wanted) > _MOST_OFF:
         raise BrokenImageError(f"{len(values) - _MOST_OFF} samples after resampling, not {wanted}")

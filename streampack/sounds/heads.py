@@ -19,6 +19,11 @@ class SoundSize(NamedTuple):
     samples: int
     rate: int
 
+    @property
+    def seconds(self) -> float:
+        """Length in seconds."""
+        return self.samples / self.rate
+
     @classmethod
     def of(cls, samples: float, rate: float) -> SoundSize:
         """Return the size of a sound; raise `ValueError` for impossible numbers."""
@@ -88,9 +93,13 @@ def _in_wav(file: MediaFile) -> tuple[int, int]:
             low, data = at, file.part(at, min(at + FIRST_BYTES, file.num_bytes))
         kind, size = struct.unpack_from("<4sI", data, at - low)
         if kind == b"fmt ":
-            form, _, rate, _, width = struct.unpack_from("<HHIIH", data, at - low + 8)
+            form, channels, rate, each_s, width, bits = struct.unpack_from(
+                "<HHIIHH", data, at - low + 8
+            )
             if form not in (1, 3, 6, 7, 0xFFFE):  # integers, floats, A-law, mu-law; or any of these
                 raise UncountedError(f"is a compressed wav, {_UNCOUNTED}")
+            if each_s != rate * width or width != channels * -(-bits // 8):
+                raise UncountedError("is wav, and contradicts itself on its rate or its channels")
         if kind == b"data":
             if not width or not 0 < size <= file.num_bytes - at - 8 or size % width:
                 raise UncountedError(f"is wav, and declares {size} bytes of samples")
@@ -106,6 +115,8 @@ _MP3_RATES = (44100, 48000, 32000)
 _LEAST_FRAME = 200
 #: Samples by which the decoder is late.
 _MP3_DELAY = 529
+#: Bytes under a checksum, and its polynomial.
+_MOST_SUMMED, _CRC_16 = 190, 0xA001
 #: Programs that write the encoder's delay and padding behind the Xing head.
 _WITH_DELAY = (b"LAME", b"Lavf", b"Lavc")
 
@@ -160,6 +171,7 @@ def _in_xing(frame: bytes, at: int, num_bytes: int, samples: int) -> int:
             raise UncountedError(f"declares {declared} bytes of mp3 and has {num_bytes}")
     at += 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1)
     whole: int = frames * samples
+    _require_checksum(frame, at)
     if frame[at : at + 4] not in _WITH_DELAY:
         return whole
     packed = int.from_bytes(frame[at + 21 : at + 24], "big")
@@ -167,6 +179,31 @@ def _in_xing(frame: bytes, at: int, num_bytes: int, samples: int) -> int:
     if padding > samples:  # FFmpeg cuts the last frame alone
         raise UncountedError(f"is mp3, and its head declares {padding} samples of padding")
     return whole - delay - _MP3_DELAY - max(padding, 0)
+
+
+def _require_checksum(frame: bytes, at: int) -> None:
+    """Raise `UncountedError` for a wrong checksum of the first frame, if an encoder wrote one.
+
+    Args:
+        frame: the first frame.
+        at: where the encoder's name begins, after which its fields take 32 bytes up to the sum.
+    """
+    end = at + 34
+    declared = int.from_bytes(frame[end : end + 2], "big")
+    if not any(frame[at : at + 4]) and any(name in frame[at : at + 116] for name in _WITH_DELAY):
+        raise UncountedError("is mp3 with a Xing head that lacks a field")
+    if not any(frame[at : at + 4]) or not declared:
+        return
+    # LAME sums up what stands before, FFmpeg 190 bytes, as LAME's head has with two channels.
+    for head in (frame[:end], frame[:end].ljust(_MOST_SUMMED, b"\0")):
+        total = 0
+        for byte in head:
+            total ^= byte
+            for _ in range(8):
+                total = total >> 1 ^ (_CRC_16 if total & 1 else 0)
+        if total == declared:
+            return
+    raise UncountedError("is mp3 with a damaged Xing head")
 
 
 # --------------------------------------------------------------------------------------------- ogg

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
-from streampack.images.attachments import Attachments, Reference, Size
+from streampack.images.attachments import Attachments, Medium, Reference, Size
 from streampack.images.families import Family
 from streampack.images.fetching import Heads
-from streampack.images.media_file import require_av
+from streampack.images.media_file import MediaFile, fetch_ahead, require_av
 from streampack.sounds.families import REFUSED, SOUND_FAMILIES
 from streampack.sounds.files import samples_of, size_of
 from streampack.sounds.heads import SoundSize
@@ -88,18 +88,14 @@ class SoundPlanner:
 
     # ------------------------------------------------------------------ before the plan
 
-    def sizes(self, attached: Attachments, heads: Heads) -> tuple[Size, ...]:
-        """Return the sizes of sounds, by their records or from the heads of their files.
+    def size(self, medium: Medium, storage: Storage) -> SoundSize:
+        """Return the size of a sound from the head of its file; raises like `size_of`."""
+        counted = medium.settings.count_packets
+        return size_of(medium.reference, storage, count_packets=counted)
 
-        Raises:
-            ValueError: a head does not tell it, or a sound cannot be read.
-        """
-        storage = attached.storage or Storage()
-        return tuple(
-            each.settings.size
-            or size_of(each.reference, storage, count_packets=each.settings.count_packets)
-            for each in attached.references
-        )
+    def sizes(self, attached: Attachments, heads: Heads) -> tuple[Size, ...]:
+        """Return the sizes of sounds; raises like `Heads.sizes`."""
+        return heads.sizes(attached, self)
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """Return the token ids of A sounds, and their frames of the spectrum, (A,).
@@ -138,6 +134,10 @@ class SoundPlanner:
         return frames
 
     # ------------------------------------------------------------------ after the plan
+
+    def fetch_ahead(self, url: str, size: Size, storage: Storage) -> None:
+        """Let threads fetch the bytes that `opened` reads of a sound by URL."""
+        fetch_ahead(url, storage, MediaFile.declare_all)
 
     def opened(
         self, reference: Reference, size: Size, storage: Storage | None

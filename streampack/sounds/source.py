@@ -7,20 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from streampack.arguments import explained, one_of
-from streampack.errors import ConfigError
-from streampack.images.media_reader import MediaColumns, MediaReader
-from streampack.images.source import Images, names_in
+from streampack.arguments import explained
+from streampack.images.media_source import MediaSource
 from streampack.sounds.heads import SoundSize
 from streampack.sounds.planner import SoundPlanner
 from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
 
-#: Default fields of sounds; a record has at most one of them.
-USUAL_SOUNDS = ("audios", "audio")
 
-
-class Sounds(Images):
+class Sounds(MediaSource):
     """Conversations or texts with sounds: as `Images`, with sounds in place of images.
 
     A sound is the bytes of its file, a path, a URL, or an object ``{"bytes": ..., "path": ...}``
@@ -51,6 +46,11 @@ class Sounds(Images):
         ConfigError: arguments conflict, or the data lacks such fields.
     """
 
+    kind, usual = "audio", ("audios", "audio")
+    size = SoundSize.of
+    sized_by = ("samples", "samples per second")
+    planner = SoundPlanner
+
     @explained
     def __init__(
         self,
@@ -68,40 +68,4 @@ class Sounds(Images):
         reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
-        one_of("count", count, ("head", "packets"))
-        if sizes is not None and (isinstance(sizes, str) or len(sizes) != 2):
-            raise ConfigError(
-                f"sizes must be two names of fields, got {sizes!r}.",
-                "Name the fields of samples and samples per second, in this order.",
-                setting="sizes",
-            )
-        columns = MediaColumns(
-            "audio",
-            names_in(audios, USUAL_SOUNDS),
-            audios is None,
-            sizes,
-            SoundSize.of,
-            count == "packets",
-            placeholder,
-        )
-        reader = MediaReader(
-            text,
-            (),
-            folder=None if folder is None else os.fspath(folder),
-            placeholder="",
-            shape=shape,
-            storage=Storage() if storage is None else storage,
-            others=columns,
-        )
-        self._read(data, reader, template, template_kwargs, reading, storage)
-
-    def media_planners(self, processor: Any) -> dict[str, Any]:
-        """Return the planner of sounds for a processor."""
-        return {"audio": SoundPlanner(processor)}
-
-    def describe(self) -> dict[str, Any]:
-        """Add the placeholder of sounds."""
-        reader = self.reader
-        assert isinstance(reader, MediaReader)
-        assert reader.others is not None
-        return {**super().describe(), "sounds": reader.others.placeholder}
+        self._open(locals(), audios, (), placeholder="")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streampack.images.boxes import (
     Read,
     child,
@@ -16,7 +19,9 @@ from streampack.images.boxes import (
     edits_of,
     inside,
     moov_of,
+    require_near,
     runs_of,
+    track_duration,
     track_of,
 )
 from streampack.images.media_file import UncountedError
@@ -44,13 +49,14 @@ def samples_of_track(read: Read, num_bytes: int) -> tuple[int, int]:
             length, or edits other than one cut.
     """
     try:
-        moov = moov_of(read, num_bytes)
-        track = track_of(moov, b"soun")
-        scale, _ = clock_of(child(track, b"mdia", b"mdhd"))
+        _, moov = moov_of(read, num_bytes)
+        track, _ = track_of(moov, b"soun")
+        scale, duration = clock_of(child(track, b"mdia", b"mdhd"))
         table = child(track, b"mdia", b"minf", b"stbl")
         kind, entry = _entry(child(table, b"stsd"))
         times = runs_of(child(table, b"stts"))
         edits, (movie_scale, _) = edits_of(track), clock_of(child(moov, b"mvhd"))
+        lasts = track_duration(child(track, b"tkhd"))
         if kind == b"mp4a":
             _require_plain(entry, scale)
     except (struct.error, IndexError) as error:
@@ -59,6 +65,7 @@ def samples_of_track(read: Read, num_bytes: int) -> tuple[int, int]:
     frames, total = int(times[:, 0].sum()), int((times[:, 0] * times[:, 1]).sum())
     if frames != count_of_sizes(table) or not 0 < total < 1 << 40 or rate != scale:
         raise UncountedError(f"has {frames} frames and times for {total} samples at {rate}")
+    _require_same(times, (scale, duration), (movie_scale, lasts), edits)
     if kind in _INTEGERS_OR_FLOATS and (times[:, 1] == 1).all():
         start, stop = _shown(edits, scale, movie_scale, total)
         if start or stop < total - scale // max(movie_scale, 1) - 1:
@@ -78,6 +85,35 @@ def samples_of_track(read: Read, num_bytes: int) -> tuple[int, int]:
     return min(-(-stop // frame) * frame, total) - start, rate
 
 
+def _require_same(
+    times: NDArray[np.int64],
+    track: tuple[int, int],
+    movie: tuple[int, int],
+    edits: tuple[int, int, int] | None,
+) -> None:
+    """Raise `UncountedError` if the durations of a track contradict one another.
+
+    Args:
+        times: (N, 2) runs of `stts`.
+        track, movie: ticks per second, and the track's duration in these.
+    """
+    (scale, duration), (movie_scale, lasts) = track, movie
+    total, longest = int((times[:, 0] * times[:, 1]).sum()), int(times[:, 1].max())
+    require_near(duration, scale, (total,), 1)
+    if not movie_scale:
+        raise UncountedError("has no clock")
+    rounding = 1 + 2 * scale / movie_scale
+    if edits is None:
+        require_near(lasts, movie_scale, (total,), rounding, scale)
+        return
+    start, length, whole = edits
+    require_near(lasts, movie_scale, (whole,), 2)
+    stop = start + length * scale / movie_scale
+    padding = 2 * longest if times[-1, 1] == longest else 0  # else the last frame is cut already
+    if not -padding - rounding <= stop - total <= rounding:
+        raise UncountedError("has a list of edits that ends elsewhere than its frames")
+
+
 def _shown(
     edits: tuple[int, int, int] | None, scale: int, movie_scale: int, total: int
 ) -> tuple[int, int]:
@@ -85,8 +121,6 @@ def _shown(
     if edits is None:
         return 0, total
     start, length, _ = edits
-    if not movie_scale:
-        raise UncountedError("has a list of edits without a clock")
     stop = start + (length * scale + movie_scale // 2) // movie_scale
     if not 0 <= start <= scale or stop <= start or start >= total:
         raise UncountedError("has a list of edits that shows no sample, or cuts its begin")

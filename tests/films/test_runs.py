@@ -199,7 +199,8 @@ def test_flipped_bits_of_films_are_skips_or_the_same_documents() -> None:
         assert loader.metrics().skipped >= len(left)
     assert kinds["skipped"] + kinds["without loss"] > 200
     assert kinds["same"] > 50
-    assert kinds["another film"] < 20, kinds  # its head tells another turn or length
+    assert kinds["another film"] == 0, kinds
+    assert kinds["other pixels by head"] < 3, kinds  # settings of the codec, which has no checksum
 
 
 def test_films_are_located_and_forecast() -> None:

@@ -1,0 +1,90 @@
+"""MediaSource: the common part of sources with films and of sources with sounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from streampack.arguments import one_of
+from streampack.errors import ConfigError
+from streampack.images.attachments import NOUNS, Size
+from streampack.images.media_reader import MediaColumns, MediaReader
+from streampack.images.source import Images, names_in
+from streampack.storage.storage import Storage
+
+
+class MediaSource(Images):
+    """Base of `Films` and `Sounds`.
+
+    Attributes:
+        kind: "video" or "audio".
+        usual: default fields; a record has at most one of them.
+        size: function from the numbers of `sizes` to a size; raises `ValueError`.
+        sized_by: these numbers in words, in order.
+        planner: class of the planner.
+    """
+
+    kind: ClassVar[str]
+    usual: ClassVar[tuple[str, ...]]
+    size: ClassVar[Callable[..., Size]]
+    sized_by: ClassVar[tuple[str, ...]]
+    planner: ClassVar[Callable[[Any], Any]]
+
+    def _open(
+        self,
+        given: Mapping[str, Any],
+        fields: str | Sequence[str] | None,
+        images: tuple[str, ...],
+        **reader: Any,
+    ) -> None:
+        """Open the data.
+
+        Args:
+            given: the arguments by name.
+            fields: fields of the media.
+            images: fields of images.
+            reader: further settings of the reader.
+
+        Raises:
+            ConfigError: arguments conflict, or the data lacks such fields.
+        """
+        one_of("count", given["count"], ("head", "packets"))
+        sizes, folder, storage = given["sizes"], given["folder"], given["storage"]
+        if sizes is not None and (isinstance(sizes, str) or len(sizes) != len(self.sized_by)):
+            raise ConfigError(
+                f"sizes must be {len(self.sized_by)} names of fields, got {sizes!r}.",
+                f"Name the fields of {', '.join(self.sized_by)}, in this order.",
+                setting="sizes",
+            )
+        columns = MediaColumns(
+            self.kind,
+            names_in(fields, self.usual),
+            fields is None,
+            sizes,
+            self.size,
+            given["count"] == "packets",
+            given["placeholder"],
+        )
+        made = MediaReader(
+            given["text"],
+            images,
+            folder=None if folder is None else os.fspath(folder),
+            shape=given["shape"],
+            storage=Storage() if storage is None else storage,
+            others=columns,
+            **reader,
+        )
+        own = (given[name] for name in ("template", "template_kwargs", "reading"))
+        self._read(given["data"], made, *own, storage)
+
+    def media_planners(self, processor: Any) -> dict[str, Any]:
+        """Return the planner of the media for a processor."""
+        return {self.kind: self.planner(processor)}
+
+    def describe(self) -> dict[str, Any]:
+        """Add the placeholder."""
+        reader = self.reader
+        assert isinstance(reader, MediaReader)
+        assert reader.others is not None
+        return {**super().describe(), f"{NOUNS[self.kind]}s": reader.others.placeholder}
