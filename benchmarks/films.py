@@ -1,11 +1,11 @@
 """Bytes of a film by URL: ``python -m benchmarks.films``.
 
-An mp4 film with sound, whose `moov` box is at its end: some groups of pictures are encoded, and
+An mp4 film with sound, with `moov` at its end: some groups of pictures are encoded, and
 their packets repeated up to the size that is asked for. SeaweedFS serves it, behind a proxy that
 counts. "size" reads the head, as for the plan of a document; "frames" decodes the sampled frames
 after it; "fsspec" gives PyAV the URL opened by fsspec, which seeks to the keyframe before each
 frame. All decode the same frames. "exact" are the bytes of the head and of the packets of the
-groups that are touched, "held" what a window holds of the film, "decoded" its sampled frames.
+groups that are touched, "held" the bytes in a window, "decoded" its sampled frames.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def film_table(read: Read, num_bytes: int) -> FilmTable:
     try:
         begin, moov = moov_of(read, num_bytes)
         track, others = track_of(moov, b"vide")
-        made = _in_track(track, child(moov, b"mvhd"))
-        return made._replace(others=[begin + each for each in others])
+        table = _in_track(track, child(moov, b"mvhd"))
+        return table._replace(others=[begin + each for each in others])
     except (struct.error, ZeroDivisionError, OverflowError) as error:
         raise UncountedError(f"has a damaged moov box ({error})") from error
 

@@ -15,9 +15,9 @@ from streampack.images.media_file import UncountedError
 
 #: Frames that are left out, at least, to seek.
 _LEAST_SKIPPED = 64
-#: Packets after which a decoder has given its first frame.
+#: Packets after which a decoder yields its first frame.
 _MOST_LATE = 16
-#: Bytes between packets of a film, such as those of its sound, that are fetched with them.
+#: Bytes between packets of a film, such as of its sound, that are fetched with them.
 _MOST_BETWEEN = 64 << 10
 
 

@@ -86,24 +86,24 @@ def child(data: memoryview, *path: bytes) -> memoryview:
 def track_of(moov: memoryview, handler: bytes) -> tuple[memoryview, list[int]]:
     """Return the first track with a handler, b"vide" or b"soun", and the places of the others.
 
-    Places are those of their kind, b"trak", in `moov`.
+    A place is where b"trak", its kind, stands in `moov`.
 
     Raises:
         UncountedError: there is no such track, or the file is fragmented.
     """
-    boxes, found, others = [*_placed(moov)], None, []
+    boxes, first, others = [*_placed(moov)], None, []
     if any(kind == b"mvex" for kind, *_ in boxes):
         raise UncountedError(_FRAGMENTED)
     for kind, at, track in boxes:
         if kind != b"trak":
             continue
-        if found is None and bytes(child(track, b"mdia", b"hdlr")[8:12]) == handler:
-            found = track
+        if first is None and bytes(child(track, b"mdia", b"hdlr")[8:12]) == handler:
+            first = track
         else:
             others.append(at + 4)
-    if found is None:
+    if first is None:
         raise UncountedError(f"has no track of kind {handler.decode()}")
-    return found, others
+    return first, others
 
 
 def clock_of(box: memoryview) -> tuple[int, int]:
@@ -124,7 +124,7 @@ def track_duration(head: memoryview) -> int:
 def require_near(
     declared: int, scale: int, spans: Sequence[int], rounding: float, own_scale: int = 0
 ) -> None:
-    """Raise `UncountedError` if a declared duration is known and is none of those of the track.
+    """Raise `UncountedError` if a declared duration is known and is no span of the track.
 
     Args:
         declared: duration in ticks of `scale`.
@@ -132,8 +132,8 @@ def require_near(
         rounding: ticks by which they may differ.
         own_scale: ticks per second of these; 0 means `scale`.
     """
-    own = declared if not own_scale else declared * own_scale / scale
-    if declared > 0 and all(abs(own - span) > rounding for span in spans):
+    ticks = declared if not own_scale else declared * own_scale / scale
+    if declared > 0 and all(abs(ticks - span) > rounding for span in spans):
         seconds = spans[0] / (own_scale or scale)
         raise UncountedError(f"declares {declared / scale:.6g} seconds, and has {seconds:.6g}")
 

@@ -29,7 +29,7 @@ class Heads:
 
     Args:
         media: media of documents, in the order in which `take` asks for them.
-        planners: planners by kind; those of films and sounds read a size by `size`.
+        planners: planners by kind; for films and sounds `size` reads a size.
     """
 
     def __init__(self, media: Iterable[Attachments], planners: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Heads:
         return is_unknown and is_remote(reference.reference)
 
     def take(self, reference: Reference, storage: Storage | None) -> Pending[Any] | None:
-        """Return what is being fetched; what comes before it is dropped.
+        """Return a head that is being fetched; heads before it are dropped.
 
         Returns:
             The head of an image, or the size of a film or sound; None if it is not fetched ahead.
@@ -110,7 +110,7 @@ class HeldBatch:
         self._pending: dict[tuple[int, str], Pending[bytes]] = {}
 
     def fetch(self, planners: Mapping[str, Any]) -> None:
-        """Start to fetch the media by URL: images whole, of films and sounds what is decoded."""
+        """Start to fetch the media by URL: images whole, of films the decoded parts."""
         _fetching.add(self)
         for each in self.media:
             storage = each.attachments.storage

@@ -75,12 +75,12 @@ class MediaFile:
         return self._storage.read_range(self._reference, start, min(stop, self.num_bytes))
 
     def declare(self, parts: list[tuple[int, int]], others: Sequence[int] = ()) -> None:
-        """Declare the bytes that the decoder will be given, to be fetched ahead.
+        """Declare the bytes that the decoder will get, to be fetched ahead.
 
         Args:
             parts: bytes [start, stop), in the order of reading; others can be read, too.
             others: places of the kinds of boxes that the decoder is not to see, such as tracks of
-                sound, whose packets it would read.
+                sound, because it would read their packets.
         """
         self.declared, self._hidden = parts, others
         if self._file is not None:
@@ -135,7 +135,7 @@ def media_file(reference: bytes | str, storage: Storage) -> Iterator[MediaFile]:
 
 
 def fetch_ahead(url: str, storage: Storage, declare: Callable[[MediaFile], None]) -> None:
-    """Let threads fetch what will be decoded of a file by URL.
+    """Let threads fetch the bytes of a file by URL that will be decoded.
 
     Args:
         declare: declares the bytes; threads call it.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from streampack.arguments import one_of
 from streampack.errors import ConfigError
-from streampack.images.attachments import NOUNS, Size
+from streampack.images.attachments import NOUNS
 from streampack.images.media_reader import MediaColumns, MediaReader
 from streampack.images.source import Images, names_in
 from streampack.storage.storage import Storage
@@ -27,13 +27,13 @@ class MediaSource(Images):
 
     kind: ClassVar[str]
     usual: ClassVar[tuple[str, ...]]
-    size: ClassVar[Callable[..., Size]]
+    size: ClassVar[Any]
     sized_by: ClassVar[tuple[str, ...]]
-    planner: ClassVar[Callable[[Any], Any]]
+    planner: ClassVar[type[Any]]
 
     def _open(
         self,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         fields: str | Sequence[str] | None,
         images: tuple[str, ...],
         **reader: Any,
@@ -41,7 +41,7 @@ class MediaSource(Images):
         """Open the data.
 
         Args:
-            given: the arguments by name.
+            arguments: of the class, by name.
             fields: fields of the media.
             images: fields of images.
             reader: further settings of the reader.
@@ -49,8 +49,8 @@ class MediaSource(Images):
         Raises:
             ConfigError: arguments conflict, or the data lacks such fields.
         """
-        one_of("count", given["count"], ("head", "packets"))
-        sizes, folder, storage = given["sizes"], given["folder"], given["storage"]
+        one_of("count", arguments["count"], ("head", "packets"))
+        sizes, folder, storage = arguments["sizes"], arguments["folder"], arguments["storage"]
         if sizes is not None and (isinstance(sizes, str) or len(sizes) != len(self.sized_by)):
             raise ConfigError(
                 f"sizes must be {len(self.sized_by)} names of fields, got {sizes!r}.",
@@ -63,20 +63,20 @@ class MediaSource(Images):
             fields is None,
             sizes,
             self.size,
-            given["count"] == "packets",
-            given["placeholder"],
+            arguments["count"] == "packets",
+            arguments["placeholder"],
         )
-        made = MediaReader(
-            given["text"],
+        media_reader = MediaReader(
+            arguments["text"],
             images,
             folder=None if folder is None else os.fspath(folder),
-            shape=given["shape"],
+            shape=arguments["shape"],
             storage=Storage() if storage is None else storage,
             others=columns,
             **reader,
         )
-        own = (given[name] for name in ("template", "template_kwargs", "reading"))
-        self._read(given["data"], made, *own, storage)
+        template, kwargs = arguments["template"], arguments["template_kwargs"]
+        self._read(arguments["data"], media_reader, template, kwargs, arguments["reading"], storage)
 
     def media_planners(self, processor: Any) -> dict[str, Any]:
         """Return the planner of the media for a processor."""

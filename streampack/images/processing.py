@@ -82,9 +82,9 @@ class MediaProcessing:
             sort_keys=True,
         )
         self._odd: dict[Size, str] = {}
-        own = (planner.token_id for planner in self.planners.values())
+        marks = {planner.token_id for planner in self.planners.values()}
         #: Tokens of media that this run does not take.
-        self._strange = {*_tokens_of(processor)} - {*own} if more else set()
+        self._strange = {*_tokens_of(processor)} - marks if more else set()
         self.fingerprint = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
     # ------------------------------------------------------------------ before the plan
@@ -127,8 +127,8 @@ class MediaProcessing:
         offsets = documents.offsets
         marks = [planner.token_id for planner in self.planners.values()]
         taken = [self.planner.video_id, *(each.image_id for each in self.planners.values())]
-        strange = np.isin(documents.tokens, [*({*taken} | self._strange) - {*marks}])
-        strange = np.flatnonzero(strange)
+        others = ({*taken} | self._strange) - {*marks}
+        strange = np.flatnonzero(np.isin(documents.tokens, [*others]))
         is_strange = np.diff(np.searchsorted(strange, offsets)) > 0
         places = np.flatnonzero(np.isin(documents.tokens, marks))
         first = np.searchsorted(places, offsets)

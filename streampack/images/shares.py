@@ -18,23 +18,23 @@ class MediaShares(NamedTuple):
 
     Attributes:
         kind: "video" or "audio".
-        count: their number.
+        number: how many there are.
         seconds: their length.
         tokens: their tokens.
         lost: share of their seconds in documents that no row takes, 0 to 1.
     """
 
     kind: str
-    count: int
+    number: int
     seconds: float
     tokens: int
     lost: float
 
     def __str__(self) -> str:
         return (
-            f"{self.count:,} {NOUNS[self.kind]}s of {self.seconds / self.count:,.3g} s on average: "
-            f"{self.tokens / self.seconds:,.3g} tokens per second; {self.lost:.2%} of the seconds "
-            "in documents that no row takes"
+            f"{self.number:,} {NOUNS[self.kind]}s of {self.seconds / self.number:,.3g} s on "
+            f"average, {self.tokens / self.seconds:,.3g} tokens per second; {self.lost:.2%} of the "
+            "seconds in documents that no row takes"
         )
 
 
@@ -45,15 +45,15 @@ def media_shares(config: LaneConfig) -> tuple[MediaShares, ...]:
         config: source, preparation and packer of the run.
     """
     stream = open_stream(Opening(config, 0, ErrorPolicy("skip")))
-    found: dict[str, list[tuple[float, int, bool]]] = {}
+    media: dict[str, list[tuple[float, int, bool]]] = {}
     while stream.serial < DOCUMENTS and (block := stream.peek()) is not None:
         lengths = block.lengths.tolist()
         for length, attached in zip(lengths, block.document_fields[MEDIA], strict=True):
             is_lost = length > config.packer.seq_lens[-1]
             for kind, seconds, tokens in _lengths(attached):
-                found.setdefault(kind, []).append((seconds, tokens, is_lost))
+                media.setdefault(kind, []).append((seconds, tokens, is_lost))
         stream.consume(len(block))
-    return tuple(_share(kind, found[kind]) for kind in ROWS if kind in found)
+    return tuple(_share(kind, media[kind]) for kind in ROWS if kind in media)
 
 
 def _lengths(attached: Attachments) -> list[tuple[str, float, int]]:

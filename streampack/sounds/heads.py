@@ -194,7 +194,7 @@ def _require_checksum(frame: bytes, at: int) -> None:
         raise UncountedError("is mp3 with a Xing head that lacks a field")
     if not any(frame[at : at + 4]) or not declared:
         return
-    # LAME sums up what stands before, FFmpeg 190 bytes, as LAME's head has with two channels.
+    # LAME sums up the bytes before, FFmpeg 190 bytes, as LAME's head has with two channels.
     for head in (frame[:end], frame[:end].ljust(_MOST_SUMMED, b"\0")):
         total = 0
         for byte in head:

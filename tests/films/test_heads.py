@@ -179,7 +179,7 @@ def test_frames_that_are_sought_are_the_frames_of_the_film_read_whole(
 
 @pytest.fixture(scope="module")
 def long() -> bytes:
-    """A film of four megabytes with sound, whose head is at its end."""
+    """A film of six megabytes with sound, and its head at its end."""
     settings = {"g": "30", "qp": "1", "preset": "ultrafast"}
     return film(600, size=(128, 96), sound=True, **settings)
 
