@@ -62,13 +62,17 @@ class Boundaries(Protocol):
     def first(self, token: int) -> int:
         """Return the position of the first document that begins at `token` or after it."""
 
+    def before(self, token: int) -> int:
+        """Return a position above the documents that begin before `token`, and above no others."""
+
     def ahead(
         self, start: int, stop: int, most: int, most_tokens: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the next documents, at least one, in the positions [start, stop).
 
         Args:
-            start, stop: positions at which documents begin, or `end`.
+            start: position at which a document begins.
+            stop: a result of `before`, or `end`.
             most: the largest number of documents.
             most_tokens: exclude documents that begin this many tokens further on, or more.
 
@@ -105,6 +109,8 @@ class ByIndex:
             return int(self._begins(number, number + 1)[0])
 
         return bisect_left(range(self.end), token, key=begin) if token > 0 else 0
+
+    before = first
 
     def ahead(
         self, start: int, stop: int, most: int, most_tokens: int
@@ -158,9 +164,8 @@ class FlatSource(FileSource):
         listed, index = self._listed_shard(shard), self.index_of(shard)
         if index:
             yield Range(index, 0, _INDEX_BYTES)
-        for at in (0,) if index else (0, low, high):  # ends of documents at borders come first
-            yield Range(listed, max(at - 1, 0), at + _BORDER_BYTES)
-        yield from super().ranges(shard, low, high)
+        yield Range(listed, 0, _BORDER_BYTES)
+        yield Range(listed, max(low - 1, 0), high + _BORDER_BYTES)
 
     def _forget(self, shard: int) -> bool:
         index = self.index_of(shard)
@@ -174,7 +179,7 @@ class FlatSource(FileSource):
             if start is None:
                 start = bounds.first(-((file.begin - low) // size))
             if high < self.manifest.weights[shard]:
-                stop = bounds.first(-((file.begin - high) // size))
+                stop = bounds.before(-((file.begin - high) // size))
             while start < stop:
                 read = self._block(shard, file, start, stop)
                 start = read.end

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streampack.files.file_source import FileSource
 from streampack.files.integer_arrays import INTEGER_DTYPES
-from streampack.formats.arrow import Arrow
+from streampack.formats.arrow.source import Arrow
 from streampack.formats.megatron import Header, MegatronIndexed
 from streampack.formats.parquet.footer import Footer
 from streampack.formats.parquet.source import Parquet

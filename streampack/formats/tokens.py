@@ -60,19 +60,27 @@ class ByEndToken:
             return min(token, self.end)
         return int(self.ahead(token, self.end, 1, self.end)[0][1])
 
+    def before(self, token: int) -> int:
+        return min(token, self.end)
+
     def ahead(
         self, start: int, stop: int, most: int, most_tokens: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         places, at, count, last = [np.array([start], dtype=np.int64)], start, 0, start
-        while at < stop and not (count and (count >= most or at - start >= most_tokens)):
-            size = _NEAR if most == 1 and at == start else _LOOKED_AT
-            part = self._tokens.part(at, min(at + size, stop))
-            places.append(ends := np.flatnonzero(part == self._eos_id) + (at + 1))
-            count += len(ends)
-            last = int(ends[-1]) if len(ends) else last
-            at += len(part)
-        if at == stop and last != stop:  # the file ends without an end token
-            places.append(np.array([stop], dtype=np.int64))
+        while last < stop and at < self.end:
+            if count and (count >= most or at - start >= most_tokens):
+                break
+            until = min(at + (_NEAR if most == 1 and at == start else _LOOKED_AT), self.end)
+            while at < until and last < stop:  # behind `stop`, up to the first end
+                part = self._tokens.part(at, min(until, stop if at < stop else at + _NEAR))
+                ends = np.flatnonzero(part == self._eos_id) + (at + 1)
+                ends = ends[: np.searchsorted(ends, stop) + 1]
+                places.append(ends)
+                count += len(ends)
+                last = int(ends[-1]) if len(ends) else last
+                at += len(part)
+        if at == self.end and last < stop:  # the file ends without an end token
+            places.append(np.array([self.end], dtype=np.int64))
         tokens = np.concatenate(places)[: most + 1]
         return tokens, tokens
 

@@ -1,6 +1,6 @@
 from streampack.chats.source import Chat as Chat
 from streampack.files.paths import Storage as Storage
-from streampack.formats.arrow import Arrow as Arrow
+from streampack.formats.arrow.source import Arrow as Arrow
 from streampack.formats.jsonl import JSONL as JSONL
 from streampack.formats.mds.source import MDS as MDS
 from streampack.formats.megatron import MegatronIndexed as MegatronIndexed

@@ -53,7 +53,7 @@ _TABLE = (
     ),
     Format(
         "Arrow",
-        "arrow",
+        "arrow.source",
         (".arrow", ".feather", ".ipc", ".arrows"),
         beside=("/dataset_dict.json", "/dataset_info.json", "/state.json"),
     ),

@@ -116,10 +116,13 @@ class RemoteFiles:
         finally:
             opened.close()
 
-    def read_start(self, url: str, most_bytes: int | None = None) -> bytes:
+    def read_start(
+        self, url: str, most_bytes: int | None = None, *, doing: str = "Reading"
+    ) -> bytes:
         """Read the first bytes of a file, or all of it; fewer at its end.
 
-        It takes one request, also if the size is unknown, and caches nothing.
+        It takes one request, also if the size is unknown, and caches nothing. See `with_retries`
+        for `doing`.
 
         Raises:
             StateError: the file was replaced since this process read it.
@@ -129,7 +132,7 @@ class RemoteFiles:
             try:
                 part = with_retries(
                     lambda: self._reader(url).start(url, most_bytes),
-                    doing="Reading",
+                    doing=doing,
                     url=url,
                     retries=self._storage.retries,
                 )

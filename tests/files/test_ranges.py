@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.first_fetch import first_fetch
 from streampack.storage.storage import Storage
 from tests.support.every_source import SOURCES
-from tests.support.read_ahead import fetched_blocks, settle
+from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
 from tests.support.servers import HTTPServer
 from tests.support.small_blocks import small_blocks
 from tests.support.source_contract import assert_source_contract, read_all
@@ -201,6 +202,65 @@ def test_a_part_of_an_arrow_stream_fetches_its_batches_and_the_heads_before(
     assert sum(len(block) for block, _ in part.read(None, ErrorPolicy()))
     batch = (http.folder / "a.arrow").stat().st_size // 6
     assert fetched(http) < batch + 12 * (256 << 10) < 3 * batch
+
+
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_the_first_rows_of_an_arrow_file_take_no_head_behind_their_batch(
+    form: str, http: HTTPServer, tmp_path: Path
+) -> None:
+    """The footer has the places of all batches, and a stream is read on."""
+    table = wide_table(6000).select(["ids"])
+    new = pa.ipc.new_file if form == "file" else pa.ipc.new_stream
+    with new(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=500)
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=0)
+    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
+    source.prepare()
+    part = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    assert len(next(iter(part.read(None, ErrorPolicy())))[0])
+    blocks = -(-(http.folder / "a.arrow").stat().st_size // BLOCK_BYTES)
+    footer = [blocks - 1] if form == "file" else []
+    assert sorted({*fetched_blocks(http)} - {0, 1, 2, 3}) == footer
+
+
+def test_heads_of_an_arrow_file_are_fetched_at_once(http: HTTPServer, storage: Storage) -> None:
+    table = wide_table(6000).select(["ids"])
+    with pa.ipc.new_file(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
+    source.prepare()
+    together = threading.Barrier(3)
+
+    def hold(first: int, _: int) -> None:
+        if 0 < first // BLOCK_BYTES < 19:  # behind the beginning, before the part and the footer
+            together.wait(WAIT_S)
+            http.hold = None
+
+    http.hold = hold
+    part = source.lanes(6, seed=0, epoch=0, shuffle=False)[5]
+    assert sum(len(block) for block, _ in part.read(None, ErrorPolicy())) == 999
+    assert not together.broken
+
+
+def test_footers_that_the_listing_has_read_are_fetched_once(
+    http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(3000).select(["ids"])
+    pq.write_table(table, http.folder / "a.parquet", use_dictionary=False, compression=None)
+    source = sources.Parquet(f"{http.url}/a.parquet", tokens="ids", storage=storage)
+    source.prepare()
+    part = source.lanes(2, seed=0, epoch=0, shuffle=False)[0]
+    assert sum(len(block) for block, _ in part.read(None, ErrorPolicy())) == 1500
+    settle()
+    size = (http.folder / "a.parquet").stat().st_size
+    assert fetched_blocks(http).count((size - 1) // BLOCK_BYTES) == 1
+
+
+def test_an_index_in_a_store_takes_one_request(http: HTTPServer, storage: Storage) -> None:
+    expected = read_all(SOURCES["mds-tokens"](http.folder))
+    http.requests.clear()
+    assert read_all(REMOTE["mds-tokens"](http.url, storage=storage)) == expected
+    assert [one.method for one in http.requests if one.path.endswith("index.json")] == ["GET"]
 
 
 def test_columns_of_an_arrow_file_that_nobody_reads_are_not_fetched(

@@ -27,7 +27,8 @@ import hashlib, json, logging, resource, sys
 import torch.distributed as dist
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from tests.support.whole_files import LAYOUTS, small_files_count
-import streampack.storage.decoded, streampack.formats.parquet.source, streampack.formats.arrow
+import streampack.storage.decoded, streampack.formats.parquet.source
+import streampack.formats.arrow.source
 
 name, folder, cache, rank, ranks, workers, lanes, file_bytes, out = sys.argv[1:]
 def set_attribute(path, value):

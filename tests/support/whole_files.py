@@ -78,7 +78,7 @@ def small_files_count(set_attribute: Callable[[str, int], None]) -> None:
     for module in (
         "storage.decoded",
         "formats.parquet.source",
-        "formats.arrow",
+        "formats.arrow.batches",
         "formats.tar.archives",
     ):
         set_attribute(f"streampack.{module}.LEAST_BYTES", SMALL_BYTES)

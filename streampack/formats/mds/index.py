@@ -276,6 +276,8 @@ def read_index(folder: str, storage: Storage) -> bytes:
     """
     where = f"{folder}/index.json"
     try:
+        if split_url(where)[0] is not None:
+            return storage.remote.read_start(where, doing="Looking up")
         return storage.read_range(where, 0, storage.size(where))
     except StorageError as error:
         if error.failure != "missing":

@@ -19,7 +19,7 @@ from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 
-_FIRST_READ = 64 << 10
+_FIRST_READ, _BLOCK_BYTES = 64 << 10, 256 << 10  # blocks are of remote files
 _MOST_BYTES = 1 << 48  # limit per file, since the bytes of all files are summed in 64 bits
 
 
@@ -41,22 +41,21 @@ class Footer:
 
 
 def read_footer(storage: Storage, info: FileInfo) -> Footer:
-    """Read a file's footer by ranges."""
+    """Read a file's footer, of a remote file by blocks, which its readers need too."""
     size = info.num_bytes
-    if size == 0:
-        return Footer(rows=0, problem="it has no bytes")
     if size < 12:
-        return Footer(problem=f"it has only {size} bytes")
-    tail = storage.read_range(info, max(0, size - _FIRST_READ), size)
+        return Footer(rows=-1 if size else 0, problem=f"it has only {size} bytes")
+    with storage.open(info) as file:
+        tail = file.read(size - min(_FIRST_READ, max(size % _BLOCK_BYTES, 12)), size)
+        length = int.from_bytes(tail[-8:-4], "little")
+        if len(tail) - 8 < length <= size - 12:
+            tail = file.read(size - length - 8, size)
     if tail[-4:] == b"PARE":
         return Footer(problem=ENCRYPTED)
     if tail[-4:] != b"PAR1":
         return Footer(problem="it does not end in a Parquet footer")
-    length = int.from_bytes(tail[-8:-4], "little")
     if length > size - 12:
         return Footer(problem=f"its footer would have {length} of its {size} bytes")
-    if length + 8 > len(tail):
-        tail = storage.read_range(info, size - length - 8, size)
     try:
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail[-length - 8 :]))
         schema = metadata.schema.to_arrow_schema()

@@ -167,8 +167,8 @@ class Parquet(RowFiles):
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("its number of rows has changed since it was listed")
         with open_file(file, footer) as data:
-            read = partial(self._batches, file, data, positions)
-            yield OpenRows(data.schema_arrow, positions, read)
+            read, some = partial(self._batches, file, data, positions), bool(positions.rows[-1])
+            yield OpenRows(data.schema_arrow, some, positions.row, positions.reached, read)
 
     def _batches(
         self,
@@ -177,10 +177,10 @@ class Parquet(RowFiles):
         positions: Offsets,
         begin: int,
         start: int,
-        stop: int,
+        high: int,
     ) -> Iterator[Rows]:
-        """Yield batches of the rows [start, stop) of a part."""
-        columns = self._columns(opened.schema_arrow)
+        """Yield batches of the rows of a part from `start` on."""
+        columns, stop = self._columns(opened.schema_arrow), positions.row(high)
         for number in self._groups(file, positions, start, stop):
             first, end = int(positions.rows[number]), int(positions.rows[number + 1])
             num_bytes = int(positions.sizes[number])

@@ -69,8 +69,10 @@ class Offsets:
         weight = int(self.weights[group + 1] - self.weights[group])
         return row - -inside * (int(self.rows[group + 1]) - row) // weight
 
-    def about(self, row: int) -> int:
-        """Return the position on the weight at which a row begins."""
+    def reached(self, row: int, high: int) -> int:
+        """Return the position at which a row begins; `high` for the end of a part up to there."""
+        if row == self.row(high):
+            return high
         group = max(int(np.searchsorted(self.rows, row, side="left")) - 1, 0)
         rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
         weight = int(self.weights[group + 1] - self.weights[group])

@@ -21,7 +21,6 @@ from streampack.formats.rows.columns import (
     is_null,
     kinds_of,
 )
-from streampack.formats.rows.offsets import Offsets
 from streampack.formats.rows.schemas import DAMAGE, DECRYPT, ENCRYPTED, check_schema
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.fields import ATTENTION_MASK
@@ -43,13 +42,18 @@ class OpenRows(NamedTuple):
 
     Attributes:
         schema: the columns.
-        positions: positions of the rows on the weight of the file.
-        read: called with the first row of a part, the first wanted row and the end of the part;
-            yields the wanted rows.
+        has_rows: True if there are any.
+        row: returns the first row that begins at a position of the weight or after it.
+        reached: called with a row and the end of a part; returns the row's position on the weight,
+            the end of the part if the part ends before it.
+        read: called with the first row of a part, the first wanted row and the end of the part on
+            the weight; yields the wanted rows.
     """
 
     schema: pa.Schema
-    positions: Offsets
+    has_rows: bool
+    row: Callable[[int], int]
+    reached: Callable[[int, int], int]
     read: Callable[[int, int, int], Iterator[Rows]]
 
 
@@ -105,20 +109,19 @@ class RowFiles(RecordFiles):
         row = position or 0
         try:
             with self.open_shard(shard) as file, self.open_rows(file, shard) as opened:
-                schema, positions, read = opened
-                if not positions.rows[-1]:  # an empty file may have columns of any type
+                schema, first = opened.schema, opened.row(low)
+                if not opened.has_rows:  # an empty file may have columns of any type
                     return
                 beside = self.path_fields(self.manifest.paths[shard], schema.names)
                 schema = beside.schema(schema) if beside else schema
                 make = self._block_maker(shard, schema, self._dtype_of(shard, schema))
-                first, stop = positions.row(low), positions.row(high)
                 row = max(first, row)
-                for rows in read(first, row, stop):
+                for rows in opened.read(first, row, high):
                     rows = beside.rows(*rows) if beside else rows
                     rows = self.where.rows(*rows) if self.where else rows
                     for block in make(*rows) if len(rows[1]) else ():
                         row = block.end
-                        yield block._replace(reached=high if row == stop else positions.about(row))
+                        yield block._replace(reached=opened.reached(row, high))
         except DAMAGE as error:
             if is_of_system(error):
                 raise

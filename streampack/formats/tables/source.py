@@ -284,11 +284,10 @@ class TableFiles(Parquet):
 
     @contextmanager
     def open_rows(self, file: StoredFile, shard: int) -> Iterator[OpenRows]:
-        with super().open_rows(file, shard) as (schema, positions, read):
-            view = self._rows.view(shard, schema)
+        with super().open_rows(file, shard) as opened:
+            view = self._rows.view(shard, opened.schema)
             wanted = super()._columns(view.schema)
-            yield OpenRows(
-                view.schema,
-                positions,
-                lambda *part: (view.rows(*rows, wanted) for rows in read(*part)),
+            yield opened._replace(
+                schema=view.schema,
+                read=lambda *part: (view.rows(*rows, wanted) for rows in opened.read(*part)),
             )

@@ -1,0 +1,1 @@
+"""Arrow files of every form, read by pyarrow; where their record batches lie is read here."""
