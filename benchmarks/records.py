@@ -276,6 +276,15 @@ RECORDS = (
         "tenth of the images. One by one, a request takes 30 ms and more.",
     ),
     Record(
+        "Films by URL",
+        "benchmarks.films",
+        "An mp4 film of 2 GB with sound and its head at its end, made of repeated packets, in "
+        'SeaweedFS, on a busy machine. "Size" reads the head for the plan; "frames" decodes 16 '
+        "frames spread over the film, with a keyframe every two seconds, in blocks of 256 KiB; "
+        'PyAV, given the URL by fsspec, seeks to the same frames. "Exact" are the bytes of the '
+        'head and of the packets that are decoded, "held" those of the film in a window.',
+    ),
+    Record(
         "Waits",
         "benchmarks.waits --docs",
         "One stage is delayed by 40 ms per batch, or the step, of 4 ms, by 96 ms: the "

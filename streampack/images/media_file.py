@@ -19,6 +19,8 @@ S = TypeVar("S")
 
 #: Bytes of the first read, in which most heads lie.
 FIRST_BYTES = 64 << 10
+#: Bytes that are read at a time.
+_MOST_HELD = 4 << 20
 #: Kind of a box without content.
 _FREE = b"free"
 
@@ -55,6 +57,7 @@ class MediaFile:
     ) -> None:
         self._reference, self._storage, self._file = reference, storage, file
         self._at, self._first = 0, b""
+        self._held_at, self._held = 0, b""
         self.declared: list[tuple[int, int]] = []
         self._hidden: Sequence[int] = ()
         if file is not None:
@@ -100,17 +103,23 @@ class MediaFile:
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, at most `size`, and none behind a declared part begun within."""
-        stop = self.num_bytes if size < 0 else min(self._at + size, self.num_bytes)
-        stop = min([stop, *(end for start, end in self.declared if start <= self._at < end)])
-        data = self.part(self._at, stop) if self._at < stop else b""
+        """Return the next bytes, at most `size`, and none behind the declared part around them.
+
+        Of a declared part more is read at a time.
+        """
+        at, stop = self._at, self.num_bytes if size < 0 else min(self._at + size, self.num_bytes)
+        ends = [end for start, end in self.declared if start <= at < end]
+        if not self._held_at <= at < self._held_at + len(self._held):
+            most = min([*ends, at + _MOST_HELD]) if ends else stop
+            self._held_at, self._held = at, self.part(at, most) if at < most else b""
+        data = self._held[at - self._held_at : min([stop, *ends]) - self._held_at]
         for place in self._hidden:
-            if self._at - len(_FREE) < place < stop:
-                held = bytearray(data)
-                for i, byte in enumerate(_FREE, place - self._at):
-                    if 0 <= i < len(held):
-                        held[i] = byte
-                data = bytes(held)
+            if at - len(_FREE) < place < at + len(data):
+                shown = bytearray(data)
+                for i, byte in enumerate(_FREE, place - at):
+                    if 0 <= i < len(shown):
+                        shown[i] = byte
+                data = bytes(shown)
         self._at += len(data)
         return data
 

@@ -21,6 +21,7 @@ from streampack.packing import Capacity
 from streampack.sources import Storage
 from tests.support.clips import film, patched
 from tests.support.films import PLACE, film_processor
+from tests.support.media_runs import assert_replayed, hashed, script
 from tests.support.vision_runs import dataset
 
 GOOD = {"text": f"good:{PLACE}z", "videos": [film(24)]}
@@ -211,3 +212,22 @@ def test_films_are_located_and_forecast() -> None:
     assert sorted(piece.index for piece in pieces) == [0, 1, 2, 3]
     tokens = sum(int((batch.document_ids >= 0).sum()) for batch in batches)
     assert made.explain().sample.lengths.sum() == tokens
+
+
+def test_films_are_replayed_and_resumed_in_the_batches_of_every_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        {"text": f"{i}:{PLACE}{'z' * (i % 7)}", "video": film(12 + 4 * i, seed=i)}
+        for i in range(12)
+    ]
+    settings = {"seq_len": 256, "batch_size": 1, "lanes": 2, "shuffle": True}
+    named = script(tmp_path, "Films", "film_processor", given, **settings)
+    assert hashed(assert_replayed(named, tmp_path, capsys)) == "12fb838d4982c210"
+
+
+def test_explain_tells_tokens_per_second_of_film() -> None:
+    documents = [{"text": f"{i}:{PLACE}", "videos": [film(24 * (1 + i % 2))]} for i in range(4)]
+    tokens = [int(batch.document_fields["patches"].sum()) // 4 for batch in run(documents[:2])]
+    (media,) = run(documents).explain().media
+    assert media == ("video", 4, 6.0, 2 * sum(tokens), 0.0)

@@ -23,6 +23,7 @@ from streampack.packing import Capacity
 from streampack.sounds.files import samples_of, size_of
 from streampack.sources import Mixture, Storage
 from tests.support.clips import patched
+from tests.support.media_runs import assert_replayed, hashed, script
 from tests.support.runs import identity
 from tests.support.simulated_ranks import over_legs
 from tests.support.sounds import PLACE, counted, sound, sound_processor
@@ -224,7 +225,8 @@ def test_processor_without_sounds_is_refused() -> None:
 
 def test_head_that_declares_another_length_is_an_error_or_takes_the_loss() -> None:
     clip = sound(9000, form="mp3", codec="libmp3lame")
-    at = clip.index(b"Info") + 8  # the number of frames, without a checksum
+    at = clip.index(b"Info") + 8  # the number of frames
+    clip = patched(clip, at + 146, b"\0\0")  # without a checksum
     lying = patched(clip, at, (int.from_bytes(clip[at : at + 4], "big") + 1).to_bytes(4, "big"))
     given = [
         {"text": f"good:{PLACE}z", "audios": [clip]}, {"text": f"bad:{PLACE}z", "audios": [lying]}
@@ -270,3 +272,25 @@ def test_mixtures_of_sounds_take_texts_and_refuse_images() -> None:
     with pytest.raises(ConfigError) as caught:
         dataset(mixed, sound_processor())
     assert caught.value.setting == "source"
+
+
+def test_sounds_are_replayed_and_resumed_in_the_batches_of_every_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        {"text": f"{i}:{PLACE}{'z' * (i % 7)}", "audio": sound(4000 + 500 * i, seed=i)}
+        for i in range(20)
+    ]
+    settings = {"seq_len": 64, "batch_size": 1, "lanes": 2, "shuffle": True}
+    named = script(tmp_path, "Sounds", "sound_processor", given, **settings)
+    assert hashed(assert_replayed(named, tmp_path, capsys)) == "7f54a321fd7e739f"
+
+
+def test_explain_tells_tokens_per_second_of_sound_and_the_share_that_no_row_takes() -> None:
+    given = [{"text": f"{i}:{PLACE}", "audio": sound(16000 * (1 + i % 2))} for i in range(8)]
+    explained = dataset(Sounds(given, text="text"), sound_processor(), seq_len=48).explain()
+    (media,) = explained.media
+    assert media[:4] == ("audio", 8, 12.0, 4 * 25 + 4 * 50)
+    assert media.lost == pytest.approx(2 / 3)  # the sounds of two seconds
+    assert str(media) in str(explained)
+    assert explained.as_dict()["media"] == [media._asdict()]
