@@ -55,7 +55,7 @@ install_development() {
 install_frameworks() {
     pip_install --requirement scripts/frameworks.txt --editable .
     # What they depend on is large, partly for GPUs alone, or older than the above.
-    # On a CPU build of torch only tests can import torchvision (tests/conftest.py).
+    # On a CPU build of torch only tests can import torchvision (tests/support/torchvision_on_cpu).
     pip_install --no-deps 'torchvision==0.28.0' 'litgpt==0.5.13' 'torchtitan==0.3.0' 'spmd_types==0.2.3' 'megatron-core>=0.16,<0.17'
 }
 

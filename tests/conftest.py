@@ -6,7 +6,6 @@ import atexit
 import gc
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.drawn import GATE, NIGHT, leave_to_the_night
 from tests.support.forked import host
 from tests.support.small_processes import leave_little, take_huge_pages
+from tests.support.torchvision_on_cpu import sitecustomize  # noqa: F401
 
 # Hardly anything that is imported or collected becomes garbage.
 gc.disable()
@@ -36,37 +36,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background jobs ignore it, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def import_torchvision() -> None:
-    """Import torchvision, which transformers and others do where it is installed, or None for it.
-
-    PyPI has its build for CUDA, with operators that cannot be loaded beside a CPU build of torch.
-    Once two of them are declared, all else of it can be imported, which resizes images and films
-    by torch alone.
-    """
-    for declared in (False, True):
-        try:
-            if declared:
-                import torch
-
-                operators = torch.library.Library("torchvision", "DEF")
-                for name in ("nms", "qnms"):
-                    operators.define(f"{name}(Tensor a, Tensor b, float c) -> Tensor")
-                kept.append(operators)
-            import torchvision  # noqa: F401
-        except ImportError:
-            break
-        except Exception:  # such a build raises other than ImportError
-            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-                del sys.modules[name]
-        else:
-            return
-    sys.modules["torchvision"] = None  # type: ignore[assignment]
-
-
-kept: list[object] = []
-import_torchvision()
 
 # The gate judges a change, so it draws the same few examples every time, however slow the machine
 # is. The night looks for new ones (scripts/test_slow.sh); commit its counterexamples as cases.

@@ -10,6 +10,7 @@ or does not respond for `timeout_s`.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -86,27 +87,39 @@ class ProcessRanks:
         Args:
             parts: in the first process an object for each data-parallel rank; elsewhere None.
         """
-        objects = None if parts is None else [parts[rank] for rank in self._ranks]
-        taken: list[Any] = [None]
-        _finish(
-            lambda: dist.scatter_object_list(taken, objects, src=0, group=self._group),
-            self._timeout_s,
-        )
-        return taken[0]
+        data = [pickle.dumps(parts[rank]) for rank in self._ranks] if parts is not None else []
+        size = torch.tensor([max(map(len, data), default=0)])
+        self._started(lambda group: dist.broadcast(size, 0, group, async_op=True), size)()
+        taken = torch.empty(int(size), dtype=torch.uint8)
+        padded = [torch.zeros(int(size), dtype=torch.uint8) for _ in data]
+        for tensor, of_rank in zip(padded, data, strict=True):
+            tensor.numpy()[: len(of_rank)] = np.frombuffer(of_rank, np.uint8)
+        self._started(
+            lambda group: dist.scatter(taken, padded or None, 0, group, async_op=True),
+            (taken, padded),
+        )()
+        part = pickle.loads(taken.numpy().tobytes())  # noqa: S301
+        for tensor in (taken, *padded):
+            tensor.data = torch.empty(0, dtype=torch.uint8)  # what is kept takes no memory
+        return part
 
     def _start(self, values: torch.Tensor, operation: Any) -> Callable[[], torch.Tensor]:
         """Start to reduce `values` in place; the returned function waits for the result."""
-        work = _finish(
-            lambda: dist.all_reduce(values, operation, group=self._group, async_op=True),
-            self._timeout_s,
+        wait = self._started(
+            lambda group: dist.all_reduce(values, operation, group, async_op=True), values
         )
-        keep(work, values)
 
-        def wait() -> torch.Tensor:
-            _finish(work.wait, self._timeout_s)
+        def result() -> torch.Tensor:
+            wait()
             return values
 
-        return wait
+        return result
+
+    def _started(self, operation: Callable[[Any], Any], tensors: Any) -> Callable[[], None]:
+        """Start a collective on the group and keep it; the returned function waits for its end."""
+        work = _finish(lambda: operation(self._group), self._timeout_s)
+        keep(work, tensors)
+        return lambda: _finish(work.wait, self._timeout_s)
 
 
 MESH_TRIES = 5  # attempts of gloo to connect all processes, each with the group's timeout

@@ -23,15 +23,15 @@ EXIT_WAIT_S = 5.0  # total wait for ranks that neither join a collective nor exi
 KEPT = 16
 
 
-#: Collectives started in this process, in order, each with its tensor. The last ones are kept after
-#: completion, so that gloo's thread never releases the last reference.
+#: Collectives started in this process, in order, each with its tensors. The last ones are kept
+#: after completion, so that gloo's thread never releases the last reference.
 _kept: PerProcess[deque[tuple[Any, Any]]] = PerProcess(deque)
 
 
-def keep(work: Any, tensor: Any) -> None:
-    """Keep a collective that was just started, and its tensor, beyond its completion."""
+def keep(work: Any, tensors: Any) -> None:
+    """Keep a collective that was just started, and its tensors, beyond its completion."""
     kept = _kept()
-    kept.append((work, tensor))
+    kept.append((work, tensors))
     while len(kept) > KEPT and kept[0][0].is_completed():
         kept.popleft()
 

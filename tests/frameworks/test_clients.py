@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.clients.__main__ import NEEDS, missing_for
+from tests.support.forked import FIRST
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,8 +27,12 @@ def test_a_client_trains_on_every_token_cuts_nothing_that_fits_and_resumes(clien
     path = os.environ.get("NANOCHAT", "")
     if missing := missing_for(client, path):
         pytest.skip(missing)
-    command = [sys.executable, "-m", "examples.clients", client, path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    paths = os.pathsep.join(map(str, [FIRST, ROOT]))
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.clients", client, path],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     heads, *lines = done.stdout.splitlines()[-9:]
     ours = {line[:42].strip(": "): line.split()[-1] for line in lines}

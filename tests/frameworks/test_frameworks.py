@@ -67,7 +67,7 @@ def test_lightning_on_two_ranks_goes_on_on_one_and_loses_no_token(tmp_path: Path
 
 def lightning_run(*launcher: str) -> Any:
     def run(*arguments: object) -> None:
-        paths = [str(SUPPORT / "without_torchvision"), str(SUPPORT.parents[1])]
+        paths = [str(SUPPORT / "torchvision_on_cpu"), str(SUPPORT.parents[1])]
         done = subprocess.run(
             [sys.executable, *launcher, str(SUPPORT / "lightning_run.py"), *map(str, arguments)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},

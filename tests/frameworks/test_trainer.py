@@ -43,7 +43,7 @@ def dataset(**options: Any) -> PackedDataset:
 
 
 def torchrun(folder: Path, *arguments: object) -> None:
-    path = os.pathsep.join([str(SUPPORT / "without_torchvision"), str(ROOT)])
+    path = os.pathsep.join([str(SUPPORT / "torchvision_on_cpu"), str(ROOT)])
     run = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),

@@ -190,6 +190,46 @@ def test_a_rank_may_work_for_longer_than_a_try_to_connect_may_last(
     assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
+SCATTER = """
+import numpy as np
+import torch.distributed as dist
+from streampack import Topology
+from streampack.distributed.exchange import ProcessRanks
+from streampack.distributed.kept import _kept
+
+dist.init_process_group("gloo")
+process, works = dist.get_rank(), []
+
+def recorded(collective):
+    def start(*arguments, **options):
+        works.append(collective(*arguments, **options))
+        return works[-1]
+    return start
+
+dist.scatter, dist.broadcast = map(recorded, (dist.scatter, dist.broadcast))
+ranks = ProcessRanks(Topology(process, 2))
+for size in (3, 100_000, 0):
+    parts = [np.arange(size), {"rank": 1}] if process == 0 else None
+    part = ranks.scatter(parts)
+    assert part == {"rank": 1} if process else part.tolist() == [*range(size)]
+assert ranks.scatter([None, None] if process == 0 else None) is None
+kept = [held for held, _ in _kept()]
+assert len(works) == 8
+assert all(any(work is held for held in kept) for work in works)
+sizes = [t.nbytes for _, (first, others) in [*_kept()][2::2] for t in (first, *others)]
+assert sizes and not any(sizes)
+print("ended")
+"""
+
+
+def test_objects_of_ranks_arrive_and_gloos_thread_releases_none_of_their_tensors_last(
+    host: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "scatter.py").write_text(SCATTER)
+    statuses, output = host.run_job(tmp_path / "scatter.py", processes=2)
+    assert (statuses, output.count("ended")) == ([0, 0], 2), output
+
+
 def test_ranks_that_start_from_different_positions_all_report_it(
     host: Host, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Comes first where programs look for modules: settings as in `tests/conftest.py`.
-FIRST = Path(__file__).parent / "without_torchvision"
+FIRST = Path(__file__).parent / "torchvision_on_cpu"
 CALL = Path(__file__).with_name("call.py")
 WAIT_S = 500  # for programs that would otherwise wait for ever
 
