@@ -139,7 +139,7 @@ def test_images_are_packed_and_trained_on(
                 Path("photos", name).write_bytes(data)
             file.write(json.dumps({**record, "images": names}) + "\n")
     model = qwen_model("Qwen2VL", embed_dim=16, hidden_size=32, mlp_ratio=2)
-    # The tiny model and its processor are made, not read: that of files needs torchvision.
+    # The tiny model and its processor are made, not read: a processor of files needs torchvision.
     script = script_of(FOLDER / "images.md")
     script = script.replace('AutoModelForImageTextToText.from_pretrained("vlm")', "tiny")
     script = script.replace('AutoProcessor.from_pretrained("vlm")', "reader")

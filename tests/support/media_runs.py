@@ -36,7 +36,7 @@ def script(
     """Write files of media by their records, and a script with a run over them.
 
     Args:
-        source: name of the source, which is that of its module in lower case.
+        source: name of the source, and in lower case of its module.
         processor: name of the function that makes the processor, in that module.
         records: records with the bytes of one medium each, as "video" or "audio".
     """
