@@ -222,7 +222,7 @@ print("ended")
 """
 
 
-def test_objects_of_ranks_arrive_and_gloos_thread_releases_none_of_their_tensors_last(
+def test_objects_arrive_and_gloos_thread_releases_no_tensor_last(
     host: Host, tmp_path: Path
 ) -> None:
     (tmp_path / "scatter.py").write_text(SCATTER)
