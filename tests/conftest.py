@@ -33,6 +33,9 @@ SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 # a process has used several of its threads, its forks wait for them for ever.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Each data set that is loaded would be reported to the Hub, which takes seconds without a network.
+os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")
+
 # A shell's background jobs ignore it, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -151,15 +151,17 @@ def test_tokens_by_field_are_the_tokens_of_the_batches(name: str, file: Path) ->
     assert sums == [totals["tokens"], totals["documents"], totals["loss_tokens"]]
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("name", PACKERS)
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
-)
 def test_any_ranks_and_resumes_give_the_totals_of_one_rank(
     name: str, file: Path, seed: int
 ) -> None:
     rng, packer = random.Random(f"{name} {seed}"), PACKERS[name]
-    expected = totals_of(after(None, None, 1, file, packer=packer))
+    loader = PackedLoader(dataset_of(file, packer=packer))
+    for _ in loader:
+        pass
+    expected = totals_of(loader.state_dict())  # which no merge of states has gone through
     state = None
     for _ in range(rng.randrange(1, 4)):
         state = after(state, rng.randrange(1, 6), rng.randrange(1, 4), file, packer=packer)
@@ -240,11 +242,11 @@ def test_ledgers_that_began_at_different_states_are_not_merged(file: Path) -> No
 
 def test_tokens_are_counted_by_epoch_on_any_ranks(file: Path) -> None:
     rows = pq.read_table(file).to_pylist()
-    run: Any = {"epochs": 3, "ledger": ("licence", "epoch")}
+    run: Any = {"epochs": 2, "ledger": ("licence", "epoch")}
     expected = after(None, None, 1, file, **run)
     tokens = sum(len(row["tokens"]) + (row["tokens"][-1] != 250) for row in rows)
     table = totals_of(expected)["fields"]["epoch"]
-    assert {name: counts[1] for name, counts in table.items()} == dict.fromkeys("012", 400)
+    assert {name: counts[1] for name, counts in table.items()} == dict.fromkeys("01", 400)
     assert len({counts[0] for counts in table.values()}) == 1
     assert table["0"][0] in (tokens, sum(len(row["tokens"]) for row in rows))
     state = after(None, 9, 2, file, **run)

@@ -128,6 +128,15 @@ def test_workers_and_stops_do_not_move_a_change(workers: int) -> None:
     assert with_changes(endless, {}, [(1, 0, 240)], total=240) != expected
 
 
+def test_a_change_of_the_next_step_reaches_workers_that_are_ahead_of_it() -> None:
+    changes: Changes = {
+        at: [({"a": 1, "b": 0, "c": 0} if at % 60 else {"a": 0, "b": 1, "c": 9}, at)]
+        for at in (30, 60, 90)
+    }
+    expected = with_changes(endless, changes, [(1, 0, 150)], total=150)
+    assert with_changes(endless, changes, [(1, 2, 150)], total=150) == expected
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["by weights", "several epochs of one", "with an endless one"])
 def test_a_finite_run_gives_every_document_once_under_any_weights(name: str) -> None:

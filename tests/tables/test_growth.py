@@ -33,8 +33,10 @@ def at(path: Path, version: int | None, **more: Any) -> Any:
     return sources.open(source, records=record)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed",  # 5 has deletion vectors alone, 4 rewrites and a worker
+    [5, 4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 2, 3, 6, 7))],
+)
 def test_a_run_over_versions_repeats_no_document_and_loses_none(seed: int, table: Unpacked) -> None:
     path, rows = table
     rng = random.Random(seed)
@@ -42,7 +44,7 @@ def test_a_run_over_versions_repeats_no_document_and_loses_none(seed: int, table
     state, parts = None, []
     for n, version in enumerate(versions):
         steps = rng.randint(1, 4) if n < 4 else None
-        workers = 2 if seed == 2 and n == 2 else 0
+        workers = 2 if seed == 4 and n == 2 else 0
         ranks, lanes = rng.choice([1, 2, 3]), 6
         keys, state = run(
             at(path, version), state, steps, ranks=ranks, lanes=lanes, num_workers=workers
