@@ -2,7 +2,7 @@
 
 A part is planned when it is dealt, a few batches before its lane needs it. Its beginning is planned
 before that: the next deal is computed from the reports that are known, as if lanes went on at their
-rates. A part that is dealt otherwise costs its first two megabytes.
+rates. If it is small, as near the end of an epoch, the line behind it is planned too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streampack.mixtures.source import source_seed
 from streampack.sources.base import Source
 from streampack.sources.span_reader import SpanReader
 
-_SOON = 2 << 20  # of the weight of a part that is expected, about as many bytes
+_SOON = 4 << 20  # of the weight of a part that is expected, about as many bytes
 _MOST_KEYS = 4096
 
 
@@ -78,7 +78,7 @@ class Hints:
                     self._plan(source, seed, *span)
 
     def _foretell(self, name: str, source: FileSource, seed: int) -> None:
-        """Plan the beginnings of the parts of the next deal."""
+        """Plan the beginnings of the parts of the next deal, and the line behind small ones."""
         position, keys = self._dealer.dealt[name].position, list[Hashable]()
         before, expected = self._foretold.get(name, (position, keys))
         if before != position:
@@ -92,6 +92,11 @@ class Hints:
                     if low < high:
                         end = min(high, low + _SOON)
                         keys.append(self._plan(source, seed, cut.epoch, low, end))
+            epoch, low = cuts[-1].epoch, int(cuts[-1].bounds[-1])
+            dealt = sum(int(cut.bounds[-1] - cut.bounds[0]) for cut in cuts)
+            end = min(low + len(self._told[name]) * _SOON - dealt, source.manifest.weight)
+            for at in range(low, end, _SOON):
+                keys.append(self._plan(source, seed, epoch, at, min(at + _SOON, end)))
             self._foretold[name] = position, keys
 
     def _plan(self, source: FileSource, seed: int, epoch: int, low: int, high: int) -> Hashable:

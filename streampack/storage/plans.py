@@ -3,8 +3,9 @@
 A reader declares the ranges that it will come to once, in its order: a plan. Threads fetch along
 all plans, next from the plan with the fewest blocks ahead of its reader; if no reader needs more,
 from the first plan with a reader still to come. A plan may be ahead by `FIRST_BLOCKS`, or by twice
-as much as its reader has read, all plans together by a limit. So the order of requests depends on
-no clock. A wrong plan costs its bytes once: blocks that its reader has passed no longer count.
+as much as its reader has read; all plans together by a limit, and by half of it for readers still
+to come. So the order of requests depends on no clock. A wrong plan costs its bytes once: blocks
+that its reader has passed no longer count.
 
 Only the number of bytes under way is measured. It doubles as long as that brings more bytes per
 second, and stays small otherwise, so that a reader that waits for a block is not behind a queue.
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: Blocks ahead of a reader that has read nothing.
 FIRST_BLOCKS = 4
-_LATER_BLOCKS = 8  # ahead of a reader that has not begun
+_LATER_BLOCKS = 16  # ahead of a reader that has not begun
 #: Maximum of blocks in a request.
 MOST_BLOCKS = 16
 
@@ -255,9 +256,8 @@ class Plans:
     def _has_work(self) -> bool:
         if self._tasks:
             return True
-        if not (self._hungry or self._later) or len(self._ahead) >= self._most:
-            return False
-        return self._window.has_room()
+        most = self._most if self._hungry else self._most // 2 if self._later else 0
+        return len(self._ahead) < most and self._window.has_room()
 
     def _next(self) -> Callable[[], object] | None:
         self._forget()
@@ -299,7 +299,8 @@ class Plans:
                 self._own(plan, block)
             plan.first += 1
         first = plan.first
-        size = min(plan.room(), self._window.request()) if plan.ahead or plan.read else 1
+        is_waited_for = plan.number < 2 and not (plan.ahead or plan.read)
+        size = 1 if is_waited_for else min(plan.room(), self._window.request())
         while plan.first < min(plan.end, first + size):
             block = file.key, plan.first
             if not self._is_free(block):

@@ -148,6 +148,23 @@ def test_blocks_that_a_plan_failed_to_fetch_are_fetched_in_one_request_by_their_
     assert http.count("GET") <= 2
 
 
+def test_parts_that_are_read_later_leave_half_of_the_limit_to_readers(
+    http: HTTPServer, tmp_path: Path, url: str
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=16 * BLOCK_BYTES)
+    (listed,) = storage.list(url)
+    for part in range(3):
+        ranges = Range(listed, part * 30 * BLOCK_BYTES, (part + 1) * 30 * BLOCK_BYTES)
+        storage.plan(part, [[ranges]], 1, later=True)
+    settle()
+    later = {*fetched_blocks(http)}
+    assert later <= {*range(8 + MOST_BLOCKS)}
+    with storage.open(url) as file:
+        file.plan([(100 * BLOCK_BYTES, 110 * BLOCK_BYTES)])
+        settle()
+    assert {*fetched_blocks(http)} - later == {*range(100, 100 + FIRST_BLOCKS)}
+
+
 class Asked:
     """Plans over files of memory, which note the blocks that were asked for, in order."""
 
