@@ -6,7 +6,11 @@ has the differences between them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from streampack.errors import ConfigError
 
 _VISION = "<|vision_start|>{}<|vision_end|>"
 _GLM = "<|begin_of_video|>{}<|end_of_video|>"
@@ -76,3 +80,16 @@ FILM_FAMILIES = {
 REFUSED = {
     "Ernie4_5_VLMoeProcessor": "draws times into the frames, by a font of its repository",
 }
+
+
+def refuse_sound_inside(settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if settings ask for the sound inside films, as Qwen-Omni takes it."""
+    for name in ("load_audio_from_video", "use_audio_in_video"):
+        if settings.get(name):
+            raise ConfigError(
+                f"Films are packed without their sound, got {name}={settings[name]!r}: its tokens "
+                "alternate with tokens of frames, and a batch without films would run no tower "
+                "of sounds.",
+                f"Leave out {name}, and pack the sound by itself with Sounds in a run of its own.",
+                setting=name,
+            )

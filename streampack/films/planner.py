@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
-from streampack.films.families import FILM_FAMILIES, REFUSED, FilmFamily
+from streampack.films.counting import Shapes, counting
+from streampack.films.families import (
+    FILM_FAMILIES,
+    REFUSED,
+    FilmFamily,
+    refuse_sound_inside,
+)
 from streampack.films.files import declare, frames_of, size_of
 from streampack.films.size import FilmSize
 from streampack.images.attachments import (
@@ -88,6 +94,7 @@ class FilmPlanner:
             self._around = processor.vision_start_token, processor.vision_end_token
         self._added = {*processor.tokenizer.added_tokens_decoder}
         self._planned: dict[FilmSize, _Planned] = {}
+        self._counting = counting(processor, getattr(processor, self.films.features))
 
     def _id(self, text: str) -> int:
         return int(self.processor.tokenizer.convert_tokens_to_ids(text))
@@ -191,7 +198,8 @@ class FilmPlanner:
             film = torch.empty(shape, dtype=torch.uint8, device="meta")
             settings = {"do_rescale": False, "do_normalize": False}
         metadata = self._metadata(size)
-        made = self._called(film, metadata, **settings)
+        with Shapes():
+            made = self._called(film, metadata, self._counting, **settings)
         sampled = metadata.frames_indices  # set by the processor
         indices = [*map(int, range(size.frames) if sampled is None else sampled)]
         if not indices or min(indices) < 0 or max(indices) >= size.frames:
@@ -207,10 +215,10 @@ class FilmPlanner:
         patches = len(rows[0]) if self._nested else len(rows)
         return _Planned(indices, made["input_ids"][0].numpy(), patches, grid)
 
-    def _called(self, film: Any, metadata: Any, **settings: Any) -> Any:
-        """Return the processor's result for a placeholder and a film (N, 3, height, width)."""
+    def _called(self, film: Any, metadata: Any, processor: Any, **settings: Any) -> Any:
+        """Return a processor's result for a placeholder and a film (N, 3, height, width)."""
         start, end = self._around or ("", "")
-        return self.processor(
+        return processor(
             text=[f"{start}{self.token}{end}"],
             videos=[film],
             video_metadata=[metadata],
@@ -263,7 +271,7 @@ class FilmPlanner:
                 raise ValueError(f"needs grey frames of {side[1]} x {side[0]} pixels")
             film = torch.full((), 127, dtype=torch.uint8).expand(shape)
         metadata = self._metadata(opened.size, [*planned.indices])
-        made = self._called(film, metadata, do_sample_frames=False, **settings)
+        made = self._called(film, metadata, self.processor, do_sample_frames=False, **settings)
         if not np.array_equal(ids := made["input_ids"][0].numpy(), planned.ids):
             raise ValueError(f"{len(ids)} tokens, other than the {len(planned.ids)} planned")
         arrays = {name: np.asarray(made[name]) for name in made if name not in _OF_TEXT}
@@ -331,6 +339,7 @@ def _family_of(processor: Any) -> FilmFamily:
             setting="processor",
         )
     family = FILM_FAMILIES[name]
+    refuse_sound_inside({"load_audio_from_video": getattr(processor, "load_audio_from_video", 0)})
     if family.by_values and getattr(processor.video_processor, family.by_values):
         raise ConfigError(
             f"processor must count the tokens of films by their sizes, and with {family.by_values} "

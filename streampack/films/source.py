@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.arguments import explained
+from streampack.films.families import refuse_sound_inside
 from streampack.films.planner import FilmPlanner
 from streampack.films.size import FilmSize
 from streampack.images.media_source import MediaSource
@@ -73,4 +74,5 @@ class Films(MediaSource):
         reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
+        refuse_sound_inside(template_kwargs or {})
         self._open(locals(), videos, names_in(images, USUAL_FIELDS))

@@ -118,6 +118,21 @@ def test_counts_that_depend_on_pixels_and_families_that_are_not_read_are_refused
         FilmPlanner(odd)
 
 
+@pytest.mark.parametrize("family", ["Qwen2_5Omni", "Qwen3OmniMoe"])
+def test_sound_inside_films_and_tokens_of_sounds_are_refused(family: str) -> None:
+    for name in ("use_audio_in_video", "load_audio_from_video"):
+        with pytest.raises(ConfigError) as caught:
+            Films([], template_kwargs={name: True})
+        assert caught.value.setting == name
+    processor = processor_of(family)
+    with pytest.raises(ContentError) as error:
+        list(dataset(Films([{"text": f"a{processor.audio_token}"}], text="text"), processor))
+    assert error.value.index == 0
+    processor.load_audio_from_video = True
+    with pytest.raises(ConfigError):
+        FilmPlanner(processor)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_grey_films_and_least_films_have_the_arrays_of_a_family(family: str) -> None:
     planner = FilmPlanner(processor_of(family))

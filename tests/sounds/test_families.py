@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("av", reason="PyAV, the extra [video]")
 
 from streampack import check_isolation
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, ContentError
 from streampack.hf.isolation import without_loss
 from streampack.images.model_arguments import media_of
 from streampack.media import Sounds
@@ -20,7 +20,7 @@ from streampack.sounds.heads import SoundSize
 from streampack.sounds.planner import SoundPlanner
 from streampack.sources import Storage
 from tests.images.test_losses import gradients
-from tests.support.sound_families import FAMILIES
+from tests.support.sound_families import FAMILIES, OMNI
 from tests.support.sounds import sound
 from tests.support.vision_runs import dataset
 from tests.support.whole_processors import FIVE
@@ -193,6 +193,18 @@ def test_sounds_that_the_processor_would_cut_are_refused(family: str) -> None:
         return
     with pytest.raises(ValueError, match="cuts"):
         planner.plan([size])
+
+
+@pytest.mark.parametrize("family", ["Qwen2.5-Omni", "Qwen3-Omni"])
+def test_tokens_of_images_in_texts_with_sounds_alone_are_refused(family: str) -> None:
+    processor = FAMILIES[family].processor()
+    for token in (OMNI["image_token"], OMNI["video_token"]):
+        given = [{"text": f"a{token}"}, {"text": "b"}]
+        with pytest.raises(ContentError) as caught:
+            list(dataset(Sounds(given, text="text"), processor))
+        assert caught.value.index == 0
+        (batch,) = dataset(Sounds(given, text="text"), processor, on_error="skip")
+        assert batch.num_documents == 1
 
 
 def test_processors_that_are_not_packed_are_refused_with_a_reason() -> None:
