@@ -118,8 +118,9 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             column, ``{"id": ["a", 7]}``; a file with a key per line, ``{"id": "withdrawn.txt"}``;
             places that `locate` returned, or their texts; a file of these; or a list of several.
         provenance: record the origin of every piece of a batch, for `locate`.
-        ledger: True keeps a digest of the batches and totals in the state; names of
-            `document_fields` count tokens by their values too (docs/ledger.md).
+        ledger: True keeps a digest of the batches and totals in the state, and lengths of documents
+            in the cache folder; names of `document_fields` count tokens by their values too
+            (docs/ledger.md).
 
     Attributes:
         topology: index of this data-parallel rank, and the number of ranks.
@@ -353,8 +354,8 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
     def seen(self, state: Any, documents: Any, *, batches: int | None = None) -> Iterator[Seen]:
         """Find documents in the batches of a run, as ``streampack ledger`` does (docs/ledger.md).
 
-        The run is made once more from its beginning, in this process and as one rank, so the
-        corpus is read and tokenized.
+        The run is made once more from its beginning, in this process and as one rank, on the
+        lengths that it kept (`ledger`); where there are none the corpus is read and tokenized.
 
         Args:
             state: state of all ranks.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.accounts.lengths import KeptLengths, lengths_folder
 from streampack.accounts.totals import LEDGER, opened, plus
 from streampack.batch import PackedBatch
 from streampack.documents.blocks import Documents
@@ -234,3 +235,4 @@ def add(recipe: Recipe, value: Any) -> None:
     stage = CountFields(texts, recipe.whole, by_epoch) if texts else CountPieces()
     recipe.add_rows("units", stage)
     recipe.on_take.append(count)
+    recipe.wrappers.append(KeptLengths(lengths_folder()))

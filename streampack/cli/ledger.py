@@ -47,6 +47,13 @@ def ledger(
         int | None,
         typer.Option(min=1, help="Number of ranks of the run; default: the number of states."),
     ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The lengths that hosts of the run kept; default: the ones of this host.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print totals and digest of a run, or the steps, ranks and rows that hold documents."""
@@ -60,12 +67,20 @@ def ledger(
     if dataset is None or document is None:
         _print_totals(state, summary, as_json=as_json)
         return
-    from streampack.ledger.seen import seen
+    from streampack.accounts.lengths import lengths_folder
+    from streampack.ledger.replay import Replayed
+    from streampack.ledger.seen import seen, sees_contents
 
     ranks = len(states) if ranks is None else ranks
-    typer.echo("The corpus is read from the beginning of the run on.", err=True)
+    run, replayed = alone(dataset), Replayed(lengths or lengths_folder())
+    if sees_contents(run._config):
+        typer.echo(
+            "Its plans see contents of documents, so the corpus is read from the beginning of the "
+            "run on.",
+            err=True,
+        )
     batches = None if steps is None else steps * ranks
-    for each in seen(alone(dataset), state, _documents(document), batches=batches):
+    for each in seen(run, state, _documents(document), batches=batches, replayed=replayed):
         step, rank = divmod(each.batch, ranks)
         if as_json:
             where = {"step": step + 1, "rank": rank, "row": each.row, "delivered": each.delivered}
@@ -75,6 +90,13 @@ def ledger(
             print(
                 f"step {step + 1}, rank {rank}, row {each.row}: {each.piece} ({when})", flush=True
             )
+    if not sees_contents(run._config):
+        counts = replayed.counts
+        typer.echo(
+            f"{counts['lengths']:,} documents were replayed on kept lengths, {counts['corpus']:,} "
+            "were read.",
+            err=True,
+        )
 
 
 def _print_totals(state: Mapping[str, Any], field: str | None, *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 A run is made once more from its beginning, by one rank and without training. Batches are a pure
 function of settings, seed and corpus, so they are the batches of the run: the windows of all lanes
 are compared with the state. Documents that the run takes out since some batch are taken out there.
+Lengths suffice where a run kept them (`ledger.replay`), unless its plans see more of documents.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from streampack.accounts.leaf import CountPieces
+from streampack.accounts.lengths import KeptLengths, lengths_folder
 from streampack.accounts.totals import LEDGER, totals_of
+from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
 from streampack.exclusion.leaf import EXCLUDED, Exclusion, FindKeys, KeyMask, ordinals_of, with_keys
 from streampack.exclusion.lookup import Lookup
 from streampack.exclusion.mask import Mask, deleted_rows, mask_of, merged
 from streampack.exclusion.sets import places_in, saved_sets
-from streampack.forecasts.origins import traced
+from streampack.forecasts.origins import Provenance, traced
 from streampack.forecasts.provenance import Piece, locate
 from streampack.lane.config import LaneConfig
+from streampack.ledger.replay import Replayed
 from streampack.loader import PackedLoader
+from streampack.mixtures.source_counts import CountedSources
+from streampack.window.gather import RowFormat
 
 #: Values of a lane's state that a replay must reproduce.
 _COMPARED = ("round", "step", "emitted", "digest")
@@ -49,7 +56,12 @@ class Seen:
 
 
 def seen(
-    dataset: PackedDataset, state: Mapping[str, Any], documents: Any, *, batches: int | None = None
+    dataset: PackedDataset,
+    state: Mapping[str, Any],
+    documents: Any,
+    *,
+    batches: int | None = None,
+    replayed: Replayed | None = None,
 ) -> Iterator[Seen]:
     """Yield the pieces of documents in the batches of a run, in order.
 
@@ -58,6 +70,7 @@ def seen(
         state: state of all ranks.
         documents: keys of columns or places, as for ``exclude=``.
         batches: number of batches after the state; None is up to the end of the run.
+        replayed: replays lanes on lengths, and counts documents; None is one of `lengths_folder`.
 
     Raises:
         ConfigError: the run never ends, and `batches` is None.
@@ -71,7 +84,7 @@ def seen(
             "Pass a number of batches after the state (--steps).",
             setting="batches",
         )
-    ledger = _Ledger(dataset, state, documents)
+    ledger = _Ledger(dataset, state, documents, replayed or Replayed(lengths_folder()))
     target = state["next_batch"]
     loader = None
     for begin, end in ledger.intervals(target):
@@ -86,8 +99,14 @@ def seen(
 class _Ledger:
     """The loaders that replay a run, each for the batches with one set of documents taken out."""
 
-    def __init__(self, dataset: PackedDataset, state: Mapping[str, Any], documents: Any) -> None:
-        self._dataset, self._state = dataset, state
+    def __init__(
+        self,
+        dataset: PackedDataset,
+        state: Mapping[str, Any],
+        documents: Any,
+        replayed: Replayed,
+    ) -> None:
+        self._dataset, self._state, self._replayed = dataset, state, replayed
         self._events = state.get(EXCLUDED, [])
         config = dataset._config
         mask = mask_of(config)
@@ -112,6 +131,7 @@ class _Ledger:
             self._source = config.source._with_fields(types)
             self._source.prepare()
         self._watch = Mask(places_in(self._asked, self._source))
+        self._batches: Iterator[PackedBatch] = iter(())
 
     def intervals(self, target: int) -> list[tuple[int, int]]:
         """Return the ranges [begin, end) of batches before `target` with one set taken out."""
@@ -127,6 +147,7 @@ class _Ledger:
         loader: PackedLoader[Any] = PackedLoader(dataset)
         if before is not None:
             loader.load_state_dict(before.state_dict())
+        self._batches = iter(loader)
         return loader
 
     def _config_at(self, batch: int) -> LaneConfig:
@@ -154,7 +175,10 @@ class _Ledger:
         values = {name: value for name, value in preparation.described.items() if name != "exclude"}
         if sets:
             values["exclude"] = [each.describe() for each in sets]
-        others = tuple(each for each in config.wrappers if not isinstance(each, Mask))
+        others = [each for each in config.wrappers if not isinstance(each, Mask | KeptLengths)]
+        if not sees_contents(config):
+            config = replace(config, row_format=_on_lengths(config.row_format))
+            others.append(self._replayed)
         return replace(
             config,
             source=self._source,
@@ -170,7 +194,7 @@ class _Ledger:
         lanes = self._state["fingerprint"]["lanes"]
         if end is not None and loader._run.state.next_batch >= end:
             return
-        for batch in loader:
+        for batch in self._batches:
             number = batch.step * lanes + batch.lane
             if end is not None and number >= end:
                 raise _not_reproduced(f"no batch ends before batch {end}")
@@ -196,6 +220,21 @@ class _Ledger:
         digests = {_digest(each) for each in (self._state, state)} - {None}
         if len(digests) > 1 and not self._state["stepped_over"]:
             raise _not_reproduced(f"their digests are {' and '.join(sorted(map(str, digests)))}")
+
+
+def sees_contents(config: LaneConfig) -> bool:
+    """Return True if the plans of a run depend on more of documents than lengths and numbers."""
+    return config.order is not None or bool(config.row_format.units[0])
+
+
+def _on_lengths(rows: RowFormat) -> RowFormat:
+    """Return the layout of the same rows without the stages that need contents of documents."""
+    kept = [
+        CountPieces() if isinstance(stage, CountPieces) else stage
+        for stage in rows.stages
+        if isinstance(stage, Provenance | CountPieces | CountedSources)
+    ]
+    return replace(rows, stages=tuple(kept))
 
 
 def _digest(state: Mapping[str, Any]) -> str | None:

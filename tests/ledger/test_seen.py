@@ -14,9 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from streampack import PackedDataset, PackedLoader, Topology, merge_states, packing
+from streampack.accounts.lengths import KeptLengths
 from streampack.cli.app import app
 from streampack.errors import StateError
-from streampack.ledger.seen import seen
+from streampack.ledger.replay import Replayed
+from streampack.ledger.seen import seen, sees_contents
 from tests.run import test_golden_batches as golden
 
 Rows = list[tuple[int, int | None, str]]
@@ -38,23 +40,39 @@ def rows_of(dataset: PackedDataset, batches: Any, lanes: int) -> Rows:
     return rows
 
 
+def keeping(dataset: PackedDataset, folder: Path) -> PackedDataset:
+    """The same run, which keeps lengths in a folder."""
+    config = dataset._config
+    object.__setattr__(config, "wrappers", (*config.wrappers, KeptLengths(folder)))
+    return dataset
+
+
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", [kind for kind in golden.KINDS if kind != "list, provenance"])
-def test_the_ledger_has_every_batch_of_every_document(kind: str, corpus: golden.Corpus) -> None:
-    traced = golden.KINDS[kind](corpus).with_provenance()
+def test_the_ledger_has_every_batch_of_every_document(
+    kind: str, corpus: golden.Corpus, tmp_path: Path
+) -> None:
+    traced = keeping(golden.KINDS[kind](corpus), tmp_path / "run").with_provenance()
     loader = PackedLoader(traced)
-    before = rows_of(traced, islice(loader, 3), golden.LANES)
+    batches = iter(loader)
+    before = rows_of(traced, islice(batches, 3), golden.LANES)
     state = json.loads(json.dumps(loader.state_dict()))
-    expected = before + rows_of(traced, loader, golden.LANES)
+    expected = before + rows_of(traced, batches, golden.LANES)
     places = sorted({piece.rpartition(", tokens")[0] for _, _, piece in expected})
     asked = random.Random(kind).sample(places, len(places) // 3)
-    ledger = list(seen(golden.KINDS[kind](corpus), state, asked))
-    assert [(each.batch, each.row, str(each.piece)) for each in ledger] == [
-        row for row in expected if row[2].rpartition(", tokens")[0] in asked
-    ]
-    assert sum(each.delivered for each in ledger) == sum(
-        row[2].rpartition(", tokens")[0] in asked for row in before
-    )
+    dataset = golden.KINDS[kind](corpus)
+    for folder, known in (("run", True), ("ledger", False), ("ledger", True)):
+        replayed = Replayed(tmp_path / folder)
+        ledger = list(seen(dataset, state, asked, replayed=replayed))
+        assert [(each.batch, each.row, str(each.piece)) for each in ledger] == [
+            row for row in expected if row[2].rpartition(", tokens")[0] in asked
+        ]
+        assert sum(each.delivered for each in ledger) == sum(
+            row[2].rpartition(", tokens")[0] in asked for row in before
+        )
+        if not sees_contents(dataset._config):
+            assert replayed.counts["corpus" if known else "lengths"] == 0
+            assert replayed.counts["lengths" if known else "corpus"] > 100
 
 
 def dataset_of(folder: Path, **settings: Any) -> PackedDataset:

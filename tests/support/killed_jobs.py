@@ -39,6 +39,8 @@ __all__ = [
     "SAVE_EVERY",
     "assert_legs",
     "batches_by_number",
+    "children",
+    "logged",
     "make_dataset",
     "run_and_kill",
     "saved_steps",
@@ -208,16 +210,19 @@ def run_and_kill(
             assert process.exitcode == 0
 
 
-def logged(folder: Path, leg: int, before: int, first: int) -> dict[int, list[int]]:
-    """The leg's batches from number `first` on, up to the state that the next leg began with."""
+def logged(folder: Path, leg: int, before: int, first: int) -> dict[int, list[Any]]:
+    """The leg's batches from number `first` on, up to the state that the next leg began with.
+
+    A line of a log is a list of the batch's number and other values, the last one a list.
+    """
     found = {}
     for file in folder.glob(f"log-{leg}-*"):
         for line in file.read_text().splitlines():
             if line.endswith("]]"):  # the last one may be cut
-                number, tokens = json.loads(line)
+                number, *values = json.loads(line)
                 if first <= number < before:
                     assert number not in found
-                    found[number] = tokens
+                    found[number] = values
     return found
 
 
@@ -233,7 +238,8 @@ def assert_legs(folder: Path, starts: list[int], expected: dict[int, list[int]])
     """Every batch came once: of each leg, those up to the state that the next one began with."""
     found: dict[int, list[int]] = {}
     for leg, (first, before) in enumerate(zip(starts, [*starts[1:], 1 << 60], strict=True)):
-        found |= logged(folder, leg, before, first)
+        batches = logged(folder, leg, before, first)
+        found |= {number: tokens for number, (tokens,) in batches.items()}
     assert {n: tokens for n, tokens in found.items() if tokens} == {
         n: tokens for n, tokens in expected.items() if tokens
     }

@@ -1,0 +1,134 @@
+"""Replayed: lanes that are made again on the lengths of documents, without their tokens.
+
+Where a lane's records have the position that it is at, it gets documents of the lengths there,
+with tokens that are zeros, in memory that all blocks share. Window, packer, deals and mixture work
+on them as on others, so the batches have the same pieces. Other blocks are read from the corpus,
+and recorded for the next replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.accounts.lengths import Block, KeptLengths, Records, Writer, identity_of, noted
+from streampack.documents.blocks import ORIGIN, Documents, offsets_of
+from streampack.exclusion.leaf import FindKeys
+from streampack.lane.config import LaneConfig
+from streampack.packing.packer import fields_of
+from streampack.stages.base import Place
+from streampack.streams.stream import DocumentStream
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(KeptLengths):
+    """Wrapper that gives documents without tokens where a lane's records have their lengths.
+
+    Attributes:
+        counts: documents that came from "lengths", and from the "corpus".
+    """
+
+    counts: dict[str, int] = field(default_factory=lambda: {"lengths": 0, "corpus": 0})
+
+    def _blocks(
+        self, stream: DocumentStream, blocks: Iterator[Documents | None], folder: Path
+    ) -> Iterator[Documents | None]:
+        config = stream._config
+        assert isinstance(config, LaneConfig)
+        records, writer = Records(folder, stream._lane), Writer(folder, stream._lane)
+        finders = [stage for stage in stream._stages if isinstance(stage, FindKeys)]
+        weights = fields_of(config.packer)
+        needed = {*weights, *(name for finder in finders for name in finder.lookups)}
+        read = noted(stream, blocks, writer)
+        while True:
+            block = None if stream._unprepared else records.get(stream._after)
+            if block is None or not _fits(stream, block, needed):
+                try:
+                    documents = next(read)
+                except StopIteration:
+                    return
+                self.counts["corpus"] += len(documents or ())
+                yield documents
+                continue
+            for documents in _played(stream, block):
+                if documents is not None:
+                    self.counts["lengths"] += len(documents)
+                    place = Place(
+                        config.source, stream._number, config.seed, stream.epoch, stream.skips
+                    )
+                    for finder in finders:
+                        documents = finder(documents, place)
+                    fields = {name: documents.document_fields[name] for name in weights}
+                    documents = replace(documents, document_fields=fields)
+                yield documents
+            read = noted(stream, stream._read(*stream._after), writer)
+
+
+def _fits(stream: DocumentStream, block: Block, needed: set[str]) -> bool:
+    """Return True if a block has these fields, and is of the part that the stream is in."""
+    index = stream._after[0]
+    part = stream._parts.part(index)
+    if part is None:
+        same = not stream._parts.ended
+    else:
+        same = identity_of(stream, index, part) == block.parts[0]
+    return same and needed <= {*block.names}
+
+
+def _played(stream: DocumentStream, block: Block) -> Iterator[Documents | None]:
+    """Yield the documents of a block as `DocumentStream` yields them; see `DocumentStream._read`.
+
+    If a part on the way is another one than the record's, nothing further is yielded.
+    """
+    first, (number, start) = stream._after[0], block.place
+    for index, known in enumerate(block.parts, start=first):
+        if index > first:
+            stream._before = stream._after = (index, None)
+            stream._tokens_before = stream._tokens
+            stream._remember(index, None, None)
+        while (part := stream._parts.part(index)) is None:
+            if stream._parts.ended:
+                return
+            yield None
+        if identity_of(stream, index, part) != known:
+            return
+    assert part is not None
+    stream._remember(number, part, start)
+    stream._before, stream._after = (number, start), (number, block.after)
+    stream._empty_parts = 0
+    sources, shards, indices, lengths, *fields = block.columns
+    at = 0
+    for count, unprepared in block.chunks:
+        here = slice(at, at + count)
+        at += count
+        origin = np.empty(count, dtype=ORIGIN)
+        origin["source"], origin["shard"], origin["index"] = (
+            sources[here], shards[here], indices[here],
+        )  # fmt: skip
+        offsets = offsets_of(lengths[here])
+        stream._unprepared = unprepared
+        stream._tokens += int(offsets[-1])
+        stream.skips.in_a_row, stream.epoch = 0, part.epoch
+        yield Documents(
+            _zeros(int(offsets[-1])), offsets, origin,
+            document_fields={
+                name: values[here] for name, values in zip(block.names, fields, strict=True)
+            },
+        )  # fmt: skip
+    stream._unprepared = 0.0
+    stream._remember(number, part, block.after)
+
+
+_shared = np.zeros(1 << 20, dtype=np.uint16)
+
+
+def _zeros(count: int) -> NDArray[np.uint16]:
+    """Return zeros (count,), in memory that all calls share."""
+    global _shared
+    if len(_shared) < count:
+        _shared = np.zeros(count, dtype=np.uint16)
+    return _shared[:count]
