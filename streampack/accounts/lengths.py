@@ -145,10 +145,10 @@ class Records:
 
     def get(self, position: Position) -> Block | None:
         """Return the block that is read next from a position; None if it is not known."""
-        found = self._found.get(_key(position))
-        if found is None:
+        entry = self._found.get(_key(position))
+        if entry is None:
             return None
-        data, at, size = found
+        data, at, size = entry
         return Block.unpacked(data[at : at + size])
 
 
@@ -204,7 +204,7 @@ class KeptLengths:
     def _blocks(
         self, stream: DocumentStream, blocks: Iterator[Documents | None], folder: Path
     ) -> Iterator[Documents | None]:
-        """Return the blocks of a stream, whose records are in a folder."""
+        """Return the blocks of a stream with records in a folder."""
         return noted(stream, blocks, Writer(folder, stream._lane))
 
 
@@ -265,4 +265,5 @@ def _columns(documents: Documents, names: Sequence[str]) -> NDArray[np.int64]:
     """Return (4 + fields, N) int64, as in `Block`."""
     origin, fields = documents.origin, documents.document_fields
     columns = [origin["source"], origin["shard"], origin["index"], documents.lengths]
-    return np.stack([*columns, *(fields[name] for name in names)]).astype(np.int64)
+    every = [*columns, *map(fields.__getitem__, names)]
+    return np.stack([column.astype(np.int64) for column in every])  # together they may be floats

@@ -77,17 +77,19 @@ class Mask:
     def hits(self, origin: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return where documents of these origins (N,) are masked, (N,) bool."""
         hits = np.zeros(len(origin), dtype=np.bool_)
-        if not self._places and not self._met:
+        if not len(origin) or not (self._places or self._met):
             return hits
-        places = origin["source"].astype(np.int64) << 32 | origin["shard"]
-        alike = len(places) and (places == places[0]).all()  # most blocks are of one shard
+        # One word has source and shard, the next one the index.
+        words = np.ascontiguousarray(origin).view("<i8").reshape(len(origin), -1)
+        places = words[:, 0]
+        alike = bool((places == places[0]).all())  # most blocks are of one shard
         for place in (places[:1] if alike else np.unique(places)).tolist():
-            key = place >> 32, place & 0xFFFFFFFF
+            key = place & 0xFFFFFFFF, place >> 32
             known, met = self._places.get(key), self._met.get(key)
             if known is None and met is None:
                 continue
             here = slice(None) if alike else np.flatnonzero(places == place)
-            index = origin["index"][here]
+            index = words[here, 1]
             if known is not None:
                 hits[here] |= positions_in(known, index) >= 0
             if met is not None:
@@ -149,13 +151,21 @@ class MaskedStream(AroundStream):
         return self.inner.serial + self._index[:count]
 
     def consume(self, count: int) -> None:
-        if self._index is None or not count:
-            super().consume(count)
+        block, kept, index, hits = self._block, self._kept, self._index, self._hits
+        if not count:
             return
-        block, index = self._block, self._index
         assert block is not None
-        until = int(index[count]) if count < len(index) else len(block)
-        self._consume(block, self._hits[:until])
+        assert kept is not None
+        until = count
+        if index is None:
+            super().consume(count)
+        else:
+            until = int(index[count]) if count < len(index) else len(block)
+            self._consume(block, hits[:until])
+            index, hits = index[count:] - until, hits[until:]
+        if until < len(block):  # neither looked at nor copied again
+            self._block, self._kept = self.inner.peek(), kept[count:]
+            self._index, self._hits = index, hits
 
     def _consume(self, block: Documents, hits: NDArray[np.bool_]) -> None:
         """Step over the first documents of a block, (N,), and count the masked ones."""

@@ -18,7 +18,6 @@ import numpy as np
 from streampack.accounts.leaf import CountPieces
 from streampack.accounts.lengths import KeptLengths, lengths_folder
 from streampack.accounts.totals import LEDGER, totals_of
-from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
 from streampack.exclusion.leaf import EXCLUDED, Exclusion, FindKeys, KeyMask, ordinals_of, with_keys
@@ -131,7 +130,7 @@ class _Ledger:
             self._source = config.source._with_fields(types)
             self._source.prepare()
         self._watch = Mask(places_in(self._asked, self._source))
-        self._batches: Iterator[PackedBatch] = iter(())
+        self._batches: Iterator[Any] = iter(())
 
     def intervals(self, target: int) -> list[tuple[int, int]]:
         """Return the ranges [begin, end) of batches before `target` with one set taken out."""

@@ -199,6 +199,7 @@ COMMANDS = {
     "long_chats": "--chats 20 --seq-lens 256",
     "separate_rows": "--documents 2000",
     "layouts": "--size 0.001",
+    "ledger": "--documents 300",
     "memory": "--scale 0.01 --rounds 1 --passes 1",
     **{f"remote {job}": "--small" for job in REMOTE_JOBS},
     "resume": "--scale 0.01",

@@ -26,7 +26,7 @@ Rows = list[tuple[int, str]]
 
 
 def few(documents: Documents, seeds: Any) -> Any:
-    """A filter that leaves few documents, and none of many chunks and blocks."""
+    """A filter that empties many chunks and some blocks."""
     return documents.lengths == 31
 
 
