@@ -1,9 +1,9 @@
 """Replay of a run on the lengths that it kept: ``python -m benchmarks.ledger``.
 
 200,000 documents of 750 ids on average, uint16 in Parquet or as texts that a tokenizer of bytes
-reads, are packed in rows of 4,096 in twelve lanes with ``ledger=True``. Then a document that no batch
-has is looked for, once by reading the corpus, and by the lengths. It prints the
-bytes of the lengths and the tokens that one core replays in a second of processor time.
+reads, are packed in rows of 4,096 in twelve lanes with ``ledger=True``. Then a document that
+no batch has is looked for, by the lengths and by reading the corpus. It prints the bytes of the
+lengths and the tokens that one core replays in a second of processor time.
 """
 
 from __future__ import annotations
