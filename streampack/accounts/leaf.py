@@ -164,11 +164,10 @@ def count(run: RankRun, batch: PackedBatch) -> None:
             )
     counted: Counted = batch._attached[LEDGER]
     number = batch.step * run.plan.config.lanes + batch.lane
-    digest = blake2b(counted.digest + number.to_bytes(8, "little"), digest_size=16)
     entry["own"] = plus(
         entry["own"],
         {
-            "digest": digest.hexdigest(),
+            "digest": f"{hash_of(counted.digest, number):032x}",
             "batches": 1,
             "tokens": batch.num_tokens,
             "documents": batch.composition.documents,
@@ -178,6 +177,12 @@ def count(run: RankRun, batch: PackedBatch) -> None:
     )
     entry["until"] = state.next_batch
     state.counted = {**state.counted, LEDGER: entry}
+
+
+def hash_of(digest: bytes, number: int) -> int:
+    """Return a summand of the run's digest: the hash of a batch's `Counted.digest` and index."""
+    summand = blake2b(digest + number.to_bytes(8, "little"), digest_size=16)
+    return int(summand.hexdigest(), 16)
 
 
 def _not_counted(run: RankRun, until: int) -> list[list[int]]:

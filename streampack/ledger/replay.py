@@ -8,9 +8,10 @@ and recorded for the next replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 from streampack.accounts.lengths import Block, KeptLengths, Records, Writer, identity_of, noted
 from streampack.documents.blocks import ORIGIN, Documents, offsets_of
 from streampack.exclusion.leaf import FindKeys
+from streampack.exclusion.mask import Mask
 from streampack.lane.config import LaneConfig
 from streampack.packing.packer import fields_of
 from streampack.stages.base import Place
+from streampack.streams.base import LaneStream
 from streampack.streams.stream import DocumentStream
 
 
@@ -30,9 +33,18 @@ class Replayed(KeptLengths):
 
     Attributes:
         counts: documents that came from "lengths", and from the "corpus".
+        watch: documents that are looked for; lanes: lanes that may have met some of them.
     """
 
     counts: dict[str, int] = field(default_factory=lambda: {"lengths": 0, "corpus": 0})
+    watch: Mask | None = None
+    lanes: set[int] = field(default_factory=set)
+
+    def __call__(self, stream: LaneStream, state: Mapping[str, Any] | None) -> LaneStream:
+        """Return the same stream, with other blocks."""
+        if state is not None:  # its window may hold some
+            self.lanes.add(state["lane"])
+        return KeptLengths.__call__(self, stream, state)
 
     def _blocks(
         self, stream: DocumentStream, blocks: Iterator[Documents | None], folder: Path
@@ -51,12 +63,11 @@ class Replayed(KeptLengths):
                     documents = next(read)
                 except StopIteration:
                     return
-                self.counts["corpus"] += len(documents or ())
+                self._note(stream, documents, "corpus")
                 yield documents
                 continue
             for documents in _played(stream, block):
                 if documents is not None:
-                    self.counts["lengths"] += len(documents)
                     place = Place(
                         config.source, stream._number, config.seed, stream.epoch, stream.skips
                     )
@@ -64,8 +75,15 @@ class Replayed(KeptLengths):
                         documents = finder(documents, place)
                     fields = {name: documents.document_fields[name] for name in weights}
                     documents = replace(documents, document_fields=fields)
+                self._note(stream, documents, "lengths")
                 yield documents
             read = noted(stream, stream._read(*stream._after), writer)
+
+    def _note(self, stream: DocumentStream, documents: Documents | None, where: str) -> None:
+        if documents is not None:
+            self.counts[where] += len(documents)
+            if self.watch is None or self.watch.hits(documents.origin).any():
+                self.lanes.add(stream._lane)
 
 
 def _fits(stream: DocumentStream, block: Block, needed: set[str]) -> bool:
