@@ -1,6 +1,6 @@
 """Replay of a run on the lengths that it kept: ``python -m benchmarks.ledger``.
 
-200,000 documents of 750 ids on average, uint16 in Parquet or as texts that a tokenizer of bytes
+60,000 documents of 750 ids on average, uint16 in Parquet or as texts that a tokenizer of bytes
 reads, are packed in rows of 4,096 in twelve lanes with ``ledger=True``. Then a document that
 no batch has is looked for, by the lengths and by reading the corpus. It prints the bytes of the
 lengths and the tokens that one core replays in a second of processor time.
@@ -77,8 +77,8 @@ def dataset_of(folder: Path, kind: str, epochs: int) -> PackedDataset:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--documents", type=int, default=200_000)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--documents", type=int, default=60_000)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--kinds", nargs="+", default=["ids", "text"])
     options = parser.parse_args()
     rows = []

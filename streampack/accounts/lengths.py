@@ -7,8 +7,8 @@ stages, places, lengths and integer fields.
 A record is keyed by the settings that reading depends on, the lane, and the position. Reading from
 a position gives the same block each time, so records of several processes, of resumes and of
 replays may repeat each other. A process appends to files of its own, each record at once, so one
-that is killed loses the blocks that it had not read to the end. Numbers are stored as planes of
-bytes, from the lowest byte of all numbers on, compressed.
+that is killed loses the blocks that it had not read to the end. The numbers of a column take the fewest
+bytes that hold all of them, above the lowest one, and none if they are equal.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: Version of the records, a part of their key.
 _VERSION = 1
+#: Bytes of a number in a record.
+_WIDTHS = (0, 1, 2, 4, 8)
 #: Size of a record, CRC-32 of what follows, and the hash of its position.
 _HEAD = struct.Struct("<II16s")
 #: Index of a part, and the position in it; None is its beginning.
@@ -74,30 +76,27 @@ class Block:
 
     def packed(self) -> bytes:
         """Return the block as bytes."""
-        sizes, planes = [], b""
-        for column in self.columns:
-            base = int(column.min())
-            values = (column - base).view(np.uint64)
-            width = (int(values.max()).bit_length() + 7) // 8
-            sizes.append([base, width])
-            planes += b"".join((values >> 8 * n & 255).astype(np.uint8) for n in range(width))
+        numbers, sizes = [], []
+        least, most = (each(axis=1).tolist() for each in (self.columns.min, self.columns.max))
+        for column, low, high in zip(self.columns, least, most, strict=True):
+            width = next(n for n in _WIDTHS if high - low < 1 << 8 * n)
+            sizes.append((low, width))
+            numbers.append((column - low).astype(f"<u{width}").tobytes() if width else b"")
         head = [self.parts, self.place, self.after, self.chunks, self.names, sizes]
-        return zlib.compress(json.dumps(head).encode() + b"\n" + planes, 1)
+        return json.dumps(head).encode() + b"\n" + b"".join(numbers)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Block:
         """Return the block from its bytes."""
-        head, _, planes = zlib.decompress(data).partition(b"\n")
+        head, _, numbers = data.partition(b"\n")
         parts, place, after, chunks, names, sizes = json.loads(head)
-        count = sum(number for number, _ in chunks)
+        count, at = sum(number for number, _ in chunks), 0
         columns = np.empty((len(sizes), count), dtype=np.int64)
-        bytes_ = np.frombuffer(planes, dtype=np.uint8).reshape(-1, count)
-        row = 0
-        for column, (base, width) in zip(columns, sizes, strict=True):
-            column[:] = base
-            for n in range(width):
-                column += bytes_[row + n].astype(np.int64) << 8 * n
-            row += width
+        for column, (low, width) in zip(columns, sizes, strict=True):
+            column[:] = low
+            if width:
+                column += np.frombuffer(numbers, f"<u{width}", count, at).astype(np.int64)
+            at += width * count
         return cls(parts, tuple(place), after, chunks, names, columns)
 
 
@@ -220,10 +219,14 @@ def noted(
     chunks: list[tuple[int, float]] = []
     columns: list[NDArray[np.int64]] = []
     names: list[str] = []
+    identities: dict[int, Any] = {}
 
     def put() -> None:
-        if chunks and (parts := _parts(stream, before, place)):
-            every = np.concatenate(columns, axis=1)
+        (first, at), last = before, place[0] if chunks else -1
+        # An endless source that has an empty part goes on by rules that records lack.
+        if chunks and (stream._config.epochs is not None or last - first <= (at is not None)):
+            parts = [_identity(stream, n, identities) for n in range(first, last + 1)]
+            every = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
             writer.put(before, Block(parts, place, after, chunks, names, every))
         chunks.clear()
         columns.clear()
@@ -246,14 +249,14 @@ def noted(
     yield from blocks
 
 
-def _parts(stream: DocumentStream, before: Position, place: Position) -> list[Any]:
-    """Return the identities of the parts from a position up to a block; empty if not recorded."""
-    (first, at), (last, _) = before, place
-    # An endless source that has an empty part goes on by rules that records lack.
-    if stream._config.epochs is None and last - first > (at is not None):
-        return []
-    parts = [(n, stream._parts.part(n)) for n in range(first, last + 1)]
-    return [identity_of(stream, n, part) for n, part in parts if part is not None]
+def _identity(stream: DocumentStream, index: int, known: dict[int, Any]) -> Any:
+    """Return the identity of a part that was read; `known` has the one of the latest part."""
+    if index not in known:
+        part = stream._parts.part(index)
+        assert part is not None
+        known.clear()
+        known[index] = identity_of(stream, index, part)
+    return known[index]
 
 
 def _integer_fields(documents: Documents) -> list[str]:
