@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Iterable
 
@@ -25,6 +26,7 @@ _SMALL_COUNTS = {"epoch": [0.1], "images": [40]}
 
 def main() -> None:
     """Run jobs one after the other, and print a table of each."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the store and the readers too
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

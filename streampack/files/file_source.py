@@ -203,9 +203,13 @@ class FileSource(ShardedSource):
                 )
             yield file
 
+    def _stored(self, shard: int) -> Iterator[FileInfo]:
+        """Yield the listed files of a shard."""
+        yield self._listed_shard(shard)
+
     def _forget(self, shard: int) -> bool:
         """Drop a shard from the cache; return True if the cache held any of it."""
-        return self._storage is not None and self._storage.forget(self._listed_shard(shard))
+        return self._storage is not None and any([*map(self._storage.forget, self._stored(shard))])
 
     def broken_shard(
         self,

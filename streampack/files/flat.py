@@ -167,10 +167,10 @@ class FlatSource(FileSource):
         yield Range(listed, 0, _BORDER_BYTES)
         yield Range(listed, max(low - 1, 0), high + _BORDER_BYTES)
 
-    def _forget(self, shard: int) -> bool:
-        index = self.index_of(shard)
-        forgotten = super()._forget(shard)
-        return (index is not None and self.storage.forget(index)) or forgotten
+    def _stored(self, shard: int) -> Iterator[FileInfo]:
+        yield from super()._stored(shard)
+        if index := self.index_of(shard):
+            yield index
 
     def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         with self.open_flat(shard) as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from streampack.deals.dealer import Dealer, remaining
@@ -67,7 +67,10 @@ class Hints:
 
     def _tell(self, deals: int, *, plan: bool = True) -> None:
         """Plan the parts of the first deals that are not planned yet, lane by lane in turns."""
+        dealer = self._dealer
         for name, source, seed in self._lines:
+            if dealer.dealt[name].position.epoch + 1 < dealer.rule.lines[name].epochs:
+                _keep(source)
             told, new = self._told[name], []
             for lane, count in told.items():
                 spans = self._dealer.spans(name, lane, deals)
@@ -109,6 +112,15 @@ class Hints:
         """Drop the plans of parts that no lane will read, as after a loop that was left."""
         for source, key in self._planned:
             source._drop(key)
+
+
+def _keep(source: FileSource) -> None:
+    """Let shards stay in the cache for a later epoch."""
+    if source._hints:
+        manifest = source.manifest
+        files = (source._stored(shard) for shard in range(len(manifest)))
+        name = f"{manifest.digest}-{source._listed_shard(0).key}"
+        source.storage.remote.keep(name, lambda: chain.from_iterable(files))
 
 
 def _next_cuts(dealer: Dealer, name: str) -> list[Cut]:

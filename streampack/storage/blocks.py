@@ -6,31 +6,21 @@ failure or a disk. A file never crosses a multiple of `EXTENT_BLOCKS`, so it is 
 It is written under another name and renamed into place, so it is complete or absent, and never
 changes. Readers map it without a lock: an evicted block stays readable while it is mapped.
 
-Files are spread over folders by version and extent, and folders over zones with an equal share of
-the limit each. A process counts the bytes that it adds to a zone, and looks through the zone after
-some of them. So a scan takes the same time for any size of the cache, and no record exists that a
-killed process could leave wrong.
-
-Epochs read a corpus in turns, so the block read longest ago is the one needed next. First to go are
-files that nobody opened for a day. Then the newest files stay, which are on their way to readers,
-and the oldest ones, as far as they fit.
+Files are spread over folders by version and extent; `room` tells which of them go.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import random
 import struct
 import tempfile
 import threading
-import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -38,6 +28,7 @@ import numpy as np
 from streampack.errors import StorageError
 from streampack.storage.locks import Lock, Patience
 from streampack.storage.mapping import mapped
+from streampack.storage.room import Room, mark_as_read
 from streampack.storage.waiting import pause, pulse
 
 BLOCK_BYTES = 256 << 10
@@ -47,14 +38,9 @@ EXTENT_BLOCKS = 16
 _LOCKED_BLOCKS = 4  # with one lock, so that small requests need not wait for one another
 _PAUSE_S = 0.005  # between two looks at a lock of another process
 
-_FOLDERS = 256
-_ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
-_LEAST_BYTES = 4096  # smallest space that a file takes on a disk
 _ALL = -2  # number in the name of the lock on all blocks of a content
-_LOOKS = 32  # scans of a zone by a process, while it adds the zone's share of the limit
-_STALE_S = 600.0  # age at which a part has no writer
-_UNUSED_S = 24 * 3600.0  # after which a file is of no run
-_NEW_BYTES = 4 << 30  # kept of new files, in caches up to twice as large; an eighth of larger ones
+#: Opens a file without a new time of its last use; see `mark_as_read`.
+_UNSEEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOATIME", 0)
 _NUMBER = struct.Struct("<I")  # size of the content, and the CRC-32 of each block
 
 
@@ -85,12 +71,15 @@ class BlockCache:
     Args:
         folder: folder of the blocks, created when a block is first written.
         limit_bytes: bytes that blocks may take.
+
+    Attributes:
+        room: removes files above the limit.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self._added: dict[int, float] = {}
+        self.room = Room(folder, limit_bytes)
         self._guard = threading.Lock()
         self._held: dict[Path, tuple[Lock, int]] = {}  # with the number of threads
         # Mapped files, as long as one of their blocks is in use.
@@ -114,10 +103,12 @@ class BlockCache:
             block = file.block(at)
             if size is not None and len(block) != size:
                 continue
-            if verify and at not in file.checked:
-                if zlib.crc32(block) != file.checksums[at]:
+            if at not in file.checked:
+                if verify and zlib.crc32(block) != file.checksums[at]:
                     continue  # a newer file may have it
                 file.checked.add(at)
+                if at == file.num_blocks - 1:
+                    mark_as_read(path)
             return block
         return None
 
@@ -131,18 +122,19 @@ class BlockCache:
 
     def _open(self, path: str) -> _File | None:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fd = os.open(path, _UNSEEN)
+            except PermissionError:  # the file belongs to another user
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            status = os.fstat(fd)
-            if status.st_size <= _NUMBER.size:
+            size = os.fstat(fd).st_size
+            if size <= _NUMBER.size:
                 return None
-            file = _file(_content(fd, status.st_size))
+            file = _file(_content(fd, size))
             if file is None:
                 return None
-            with suppress(OSError):  # the file belongs to another user
-                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
         finally:
             os.close(fd)
         self._opened[path] = file
@@ -159,8 +151,10 @@ class BlockCache:
             begin = extent * EXTENT_BLOCKS
             prefix = f"{self.path(key, begin)}"[: -len(str(begin))]
             for number in range(begin, min(begin + EXTENT_BLOCKS, end)):
+                file = self._opened.get(path := f"{prefix}{number}")  # may be evicted
                 with suppress(OSError):
-                    blocks = _num_blocks(os.stat(f"{prefix}{number}").st_size)
+                    size = os.stat(path).st_size if file is None else len(file)
+                    blocks = _num_blocks(size)
                     there.update(range(number, number + blocks))
         return [number for number in range(first, end) if number not in there]
 
@@ -171,7 +165,7 @@ class BlockCache:
             StorageError: the folder cannot be written.
         """
         content = memoryview(content)
-        most = max(1, self._quota() // (2 * EXTENT_BLOCKS * BLOCK_BYTES)) * BLOCK_BYTES
+        most = max(1, self.room.quota // (2 * EXTENT_BLOCKS * BLOCK_BYTES)) * BLOCK_BYTES
         for at in range(0, max(len(content), 1), most):
             self._put(self.path(key, number + at // BLOCK_BYTES), content[at : at + most])
 
@@ -193,16 +187,9 @@ class BlockCache:
                     part.unlink()
                 if attempt:
                     raise self._unusable(error) from error
-                self._look(self._zone(path), everything=True)  # makes room
+                self.room.make(path)
         self._opened.pop(str(path), None)
-        zone = self._zone(path)
-        quota = self._quota()
-        added = self._added.get(zone, random.random() * quota / _LOOKS)
-        added += max(len(content), _LEAST_BYTES)
-        if added >= quota / _LOOKS:
-            added = 0.0
-            self._look(zone)
-        self._added[zone] = added
+        self.room.add(path, len(content))
 
     @contextmanager
     def fetching(self, key: str, first: int, end: int, *, wait_s: float = 0) -> Iterator[int]:
@@ -272,21 +259,13 @@ class BlockCache:
     def _lock(self, path: Path) -> Lock | None:
         for _ in range(2):
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 return Lock.acquire(path)
-            except FileNotFoundError:
-                with suppress(FileNotFoundError):
-                    self._make_folder(path.parent)
+            except FileNotFoundError:  # another process removed the folder
+                continue
             except OSError as error:
                 raise self._unusable(error) from error
-        return None  # the folder was removed in between
-
-    def _make_folder(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise self._unusable(error) from error
+        return None
 
     def forget(self, key: str, blocks: int, *, first: int = 0) -> bool:
         """Remove the blocks [first, blocks) of a file; return True if any existed."""
@@ -309,47 +288,6 @@ class BlockCache:
         finally:
             os.close(fd)
 
-    def _zones(self) -> int:
-        zones = max(1, min(_FOLDERS, self.limit_bytes // _ZONE_BYTES))
-        return 1 << (zones.bit_length() - 1)
-
-    def _quota(self) -> int:
-        return max(1, self.limit_bytes // self._zones())
-
-    def _zone(self, path: Path) -> int:
-        return int(path.parent.name, 16) % self._zones()
-
-    def _names(self, zone: int) -> Iterator[os.DirEntry[str]]:
-        for place in range(zone, _FOLDERS, self._zones()):
-            with suppress(FileNotFoundError), os.scandir(self.folder / f"{place:02x}") as entries:
-                yield from entries
-
-    def _entries(self, zone: int) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        for item in self._names(zone):
-            with suppress(OSError):
-                yield item, item.stat(follow_symlinks=False)
-
-    def _look(self, zone: int, *, everything: bool = False) -> None:
-        """Keep a zone below its share of the limit."""
-        quota, now_s = self._quota(), time.time()
-        most = sum(EXTENT_BLOCKS * BLOCK_BYTES for _ in self._names(zone))
-        if most < quota * 7 // 8 and not everything:
-            return
-        files: list[_Entry] = []
-        for item, status in self._entries(zone):
-            if not item.name.startswith("."):
-                size = max(status.st_size, _LEAST_BYTES)
-                files.append(_Entry(status.st_atime, status.st_mtime_ns, size, item.path))
-            elif status.st_mtime < now_s - _STALE_S:
-                _remove_stale(Path(item.path))
-        total = sum(file.num_bytes for file in files)
-        if total <= quota * 7 // 8 and not everything:  # processes add blocks between their looks
-            return
-        kept = quota // 2 if everything else quota * 3 // 4
-        new = min(quota // 2, max(quota // 8, _NEW_BYTES // self._zones()))
-        for path in to_evict(files, total - kept, new, now_s - _UNUSED_S):
-            _unlink(path)
-
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
             f"The cache directory {self.folder.parent} cannot be used ({error}).",
@@ -357,42 +295,6 @@ class BlockCache:
             setting="cache_dir",
             path=str(self.folder.parent),
         )
-
-
-class _Entry(NamedTuple):
-    """A file of the cache: the times when it was opened and made, its size and path."""
-
-    opened_s: float
-    made_ns: int
-    num_bytes: int
-    path: str
-
-
-def to_evict(
-    files: Iterable[_Entry], excess: int, new_bytes: int, unused_before_s: float
-) -> list[str]:
-    """Return the paths of files to remove, so that `excess` bytes become free.
-
-    Args:
-        files: the files of a zone.
-        excess: bytes to free.
-        new_bytes: bytes of the newest files that stay, if others can go.
-        unused_before_s: files opened before this time go first, the oldest before others.
-    """
-    unused = sorted(file for file in files if file.opened_s < unused_before_s)
-    used = sorted(
-        (file for file in files if file.opened_s >= unused_before_s),
-        key=lambda file: (-file.made_ns, file.path),
-    )
-    sizes = accumulate(file.num_bytes for file in used)
-    new = sum(size <= new_bytes for size in sizes)
-    paths: list[str] = []
-    for file in [*unused, *used[new:], *reversed(used[:new])]:
-        if excess <= 0:
-            break
-        excess -= file.num_bytes
-        paths.append(file.path)
-    return paths
 
 
 class _File(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -441,18 +343,3 @@ def _content(fd: int, size: int) -> memoryview:
         return mapped(fd, size).data
     except OSError:
         return memoryview(os.pread(fd, size, 0))
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a part or a lock of a killed process."""
-    if path.suffix != ".lock":
-        _unlink(str(path))
-        return
-    with suppress(OSError):
-        if (lock := Lock.acquire(path)) is not None:
-            lock.remove()
-
-
-def _unlink(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)

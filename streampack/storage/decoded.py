@@ -19,7 +19,8 @@ import io
 import platform
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import islice
 from typing import IO, TypeVar
 
@@ -60,63 +61,52 @@ def shared_content(
         codec, until: as for `open_content`.
         inside: True if reading begins inside the file.
     """
-    with ExitStack() as stack:
-        kept = None
-        if inside and codec and file.num_bytes >= LEAST_BYTES:
-            what = f"{codec} in pieces {_MADE_BY}"
-            kept = _Pieces(storage.decoded(file, what, _PieceWriter(codec)))
-        yield stack.enter_context(open_content(file, codec, kept, until))
+    kept = None
+    if inside and codec and file.num_bytes >= LEAST_BYTES:
+        what = f"{codec} in pieces {_MADE_BY}"
+        kept = partial(_Pieces, storage.decoded(file, what, partial(_write_pieces, codec)))
+    with open_content(file, codec, kept, until) as content:
+        yield content
 
 
-class _PieceWriter:
-    def __init__(self, codec: str) -> None:
-        self.codec = codec
-
-    def __call__(self, file: StoredFile, out: IO[bytes]) -> None:
-        chunks: list[Chunk] = []
-        size = 0
-        file.plan([(0, file.num_bytes)])
-        with file.stream() as source:
-            for place, chunk in placed_chunks(source, self.codec):
-                chunks.append((place, chunk))
-                size += len(chunk)
-                if size >= _PIECE_BYTES or not chunk:
-                    places = [_PLACE.pack(place, len(chunk)) for place, chunk in chunks]
-                    header = _HEADER.pack(len(chunks), size, place)
-                    out.write(b"".join([header, *places, *(chunk for _, chunk in chunks)]))
-                    chunks, size = [], 0
+def _write_pieces(codec: str, file: StoredFile, out: IO[bytes]) -> None:
+    chunks: list[Chunk] = []
+    size = 0
+    file.plan([(0, file.num_bytes)])
+    with file.stream() as source:
+        for place, chunk in placed_chunks(source, codec):
+            chunks.append((place, chunk))
+            size += len(chunk)
+            if size >= _PIECE_BYTES or not chunk:
+                places = [_PLACE.pack(place, len(chunk)) for place, chunk in chunks]
+                header = _HEADER.pack(len(chunks), size, place)
+                out.write(b"".join([header, *places, *(chunk for _, chunk in chunks)]))
+                chunks, size = [], 0
 
 
 class _Pieces:
     """Chunks from a file of pieces, or from the decoder if that file cannot be made."""
 
-    def __init__(self, file: GrowingFile) -> None:
-        self._file = file
+    def __init__(self, file: GrowingFile, decoded: Iterator[Chunk]) -> None:
+        self._file, self._decoded = file, decoded
 
-    def __call__(
-        self, decoded: Iterator[Chunk]
-    ) -> Callable[..., tuple[int, bytes, Iterator[Chunk]]]:
-        def chunks_from(offset: int, least: int) -> tuple[int, bytes, Iterator[Chunk]]:
-            at = content = passed = number = 0
-            known: dict[int, tuple[int, int, int, int]] = self._file.known
-            try:
-                while True:
-                    if number not in known:
-                        known[number] = self._header(at)
-                    chunks, size, last, end = known[number]
-                    is_there = content + size > offset and last >= least
-                    if is_there:
-                        break
-                    if number + 1 not in known and not self._file.has(end + _HEADER.size):
-                        break
-                    at, content, passed = end, content + size, passed + chunks
-                    number += 1
-            except NotMadeError:
-                return 0, b"", decoded
-            before = bytes(self._file.view(at - 1, 1)) if at else b""
-            return content, before, self._chunks(at, passed, decoded)
-
-        return chunks_from
+    def __call__(self, offset: int, least: int) -> tuple[int, bytes, Iterator[Chunk]]:
+        at = content = passed = number = 0
+        known: dict[int, tuple[int, int, int, int]] = self._file.known
+        try:
+            while True:
+                if number not in known:
+                    known[number] = self._header(at)
+                chunks, size, last, end = known[number]
+                is_there = content + size > offset and last >= least
+                if is_there or (number + 1 not in known and not self._file.has(end + _HEADER.size)):
+                    break
+                at, content, passed = end, content + size, passed + chunks
+                number += 1
+        except NotMadeError:
+            return 0, b"", self._decoded
+        before = bytes(self._file.view(at - 1, 1)) if at else b""
+        return content, before, self._chunks(at, passed)
 
     def _header(self, at: int) -> tuple[int, int, int, int]:
         """Read the header at a byte: count of chunks, their bytes, last offset, end of piece."""
@@ -125,7 +115,7 @@ class _Pieces:
         chunks, size, last = _HEADER.unpack(self._file.view(at, _HEADER.size))
         return chunks, size, last, at + _HEADER.size + chunks * _PLACE.size + size
 
-    def _chunks(self, at: int, passed: int, decoded: Iterator[Chunk]) -> Iterator[Chunk]:
+    def _chunks(self, at: int, passed: int) -> Iterator[Chunk]:
         """Yield chunks of the piece at a byte and of all later ones; `passed` come before it."""
         file = self._file
         try:
@@ -140,7 +130,7 @@ class _Pieces:
                     begin, passed = begin + part, passed + 1
                 at = end
         except NotMadeError:
-            yield from islice(decoded, passed, None)
+            yield from islice(self._decoded, passed, None)
 
 
 def shared_bytes(

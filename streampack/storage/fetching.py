@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO, TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 from streampack.errors import StorageError
 from streampack.storage import locks
@@ -59,23 +58,10 @@ class Fetcher:
         self.plans = Plans(self._fetch_ahead, ahead_bytes)
         self._get, self._get_whole, self._attempts = get, get_whole, attempts
         self._others: set[str] = set()  # files with a log line on the locks of other processes
-        # A block has one map, however many lanes read it.
-        self._mapped: WeakValueDictionary[tuple[str, int], memoryview] = WeakValueDictionary()
 
     def kept(self, file: RangedFile, number: int) -> memoryview | None:
         """Return a block if this host has it; None otherwise."""
-        block = self._mapped.get((file.key, number))
-        if block is None:
-            block = self.cache.get(file.key, number, file.block_bytes(number))
-            if block is not None:
-                self._mapped[file.key, number] = block
-        return block
-
-    def forget(self, key: str, blocks: int) -> bool:
-        """Remove the `blocks` blocks of a file; return True if the cache had any."""
-        for number in range(blocks):
-            self._mapped.pop((key, number), None)
-        return self.cache.forget(key, blocks)
+        return self.cache.get(file.key, number, file.block_bytes(number))
 
     def block(self, file: RangedFile, number: int, end: int) -> memoryview:
         """Return a block for a reader that needs all up to `end`; fetch them if it is missing."""
@@ -115,10 +101,12 @@ class Fetcher:
                     self._without_lock(file)
                 missing = self._missing(file, number + 1, stop)
                 for first, last in _runs([number, *missing]):
-                    view = self._put(file, first, last)
-                    if view is None:
+                    data = self._stored(file, first, last)
+                    if data is None:
                         break
-                    block = view if block is None else block
+                    if block is None:  # a mapped one uses the page cache; it may be evicted by now
+                        size = file.block_bytes(number)
+                        block = self.cache.get(file.key, number, size, verify=False) or data[:size]
                 return block
 
         retries = 0 if self.plans.is_ahead else None
@@ -147,7 +135,7 @@ class Fetcher:
             with self.cache.fetching(file.key, first, last, wait_s=locks.PATIENCE_S) as stop:
                 for run in _runs(self._missing(file, first, stop)):
                     asked = True
-                    if self._put(file, *run) is None:
+                    if self._stored(file, *run) is None:
                         self._whole(file).begin(first)
                         return asked
             first = max(stop, first + 1)
@@ -156,17 +144,13 @@ class Fetcher:
     def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
         return self.cache.missing(file.key, first, end)
 
-    def _put(self, file: RangedFile, first: int, end: int) -> memoryview | None:
-        """Fetch and store consecutive blocks; return the first one, None if there are no ranges."""
+    def _stored(self, file: RangedFile, first: int, end: int) -> memoryview | None:
+        """Fetch, store and return consecutive blocks; None if the server sends no ranges."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
         data = self._get(file.listed, first * BLOCK_BYTES, stop)
-        if data is None:
-            return None
-        self.cache.put(file.key, first, data)
-        size = file.block_bytes(first)
-        # A mapped block uses the page cache; the block may be evicted by now.
-        mapped = self.cache.get(file.key, first, size, verify=False)
-        return data[:size] if mapped is None else mapped
+        if data is not None:
+            self.cache.put(file.key, first, data)
+        return data
 
     def _whole(self, file: RangedFile) -> GrowingFile:
         """Return a file of a server without ranges, which one process of the host fetches."""

@@ -59,9 +59,8 @@ class StoredFile(ABC):
         stream.seek(begin)
         return stream
 
-    @abstractmethod
     def _stream(self) -> IO[bytes]:
-        """Open the file."""
+        return io.BytesIO(self.read(0, self.num_bytes))
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes of a range, fewer at the end of the file."""
@@ -147,6 +146,3 @@ class MemoryFile(StoredFile):
 
     def array(self, start: int, stop: int) -> NDArray[np.uint8]:
         return self._data[start:stop]
-
-    def _stream(self) -> IO[bytes]:
-        return io.BytesIO(self._data.tobytes())

@@ -47,7 +47,7 @@ class FirstFetch:
     def _log(self, name: str) -> None:
         for line in range(_MOST_LINES):
             time.sleep(FIRST_LINE_S * 2**line)
-            if _MARK not in fetched.copy():
+            if first_fetch() is not self or _MARK not in fetched.copy():
                 return
             if not line and not is_first(f"fetching {os.getcwd()}"):
                 return

@@ -28,8 +28,10 @@ from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.decompression import DamagedError
 from streampack.storage.failures import is_of_system
+from streampack.storage.file_info import FileInfo
 from streampack.storage.files import StoredFile
 from streampack.storage.locks import Lock, Patience
+from streampack.storage.room import DERIVED, KEY_BYTES
 from streampack.storage.waiting import is_ending, pause, pulse, start_daemon
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,14 @@ at_exit("decoding", _end_makers)
 
 #: Writes a content; returns the fault at which it ends, or "".
 Write = Callable[[IO[bytes]], str]
+
+
+def derived_key(file: StoredFile, what: str) -> str:
+    """Return the key of a content that is derived from a file; `Room` knows its origin by it."""
+    name, *version = map(str, file.version)
+    key = FileInfo(name, 0, "\0".join([*version, what])).key
+    origin = file.listed.key if file.listed else key
+    return origin[:KEY_BYTES] + key[KEY_BYTES:] + DERIVED
 
 
 class NotMadeError(Exception):
@@ -263,9 +273,6 @@ class GrowingFile(StoredFile):
             "Raise cache_limit_bytes, or let cache_dir name a folder on a larger disk.",
             path=self._name,
         )
-
-    def _stream(self) -> IO[bytes]:
-        return io.BytesIO(self.array(0, self.num_bytes).tobytes())
 
     def block(self, number: int) -> memoryview:
         """Return a block, empty after the end; wait for it, or begin to make it.

@@ -40,6 +40,7 @@ T = TypeVar("T")
 _START = secrets.token_hex(8)  # of a process and its forks
 
 _ASKED_ANEW_S = (0.1, 0.5)  # pauses after an answer that is no range, as of a cold cache
+_BEFORE_S = (0.05,) * 5  # before them, if the server has sent ranges
 _WHOLE_S = 60.0  # time for which a server without ranges is taken for one
 _MOST_LOOKED_UP = 4096  # files with size and version remembered by a process
 
@@ -62,11 +63,13 @@ class RemoteFiles:
         self._stores: dict[str, tuple[Reader, Catalog]] = {}  # by protocol
         # Servers that answered with whole files, and the times until which they are not asked anew.
         self._whole: dict[str, float] = {}
+        self._with_ranges: set[str] = set()  # servers that sent a range last
         # Sizes and versions of the last files that were looked up, by URL.
         self._looked_up: KeepLast[str, FileInfo] = KeepLast(_MOST_LOOKED_UP)
         self._asked: dict[str, threading.Lock] = {}  # by URL that is looked up now
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
-        ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
+        # Blocks of several processes stay until they are read.
+        ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 8)
         self.fetcher = Fetcher(
             cache, storage._growings, self._get, self._get_whole, self._attempts, ahead
         )
@@ -97,7 +100,16 @@ class RemoteFiles:
         """Remove a file from the cache; return False if the cache has none of it."""
         listed = self.listed(file)
         blocks = -(-listed.num_bytes // BLOCK_BYTES)
-        return self.fetcher.forget(listed.key, blocks)
+        return self.fetcher.cache.forget(listed.key, blocks)
+
+    def keep(self, name: str, files: Callable[[], Iterable[FileInfo]]) -> None:
+        """Let a thread keep the cached files of a list for a later epoch; see `Room.keep`."""
+        fetcher = self.fetcher
+
+        def keep() -> None:
+            fetcher.cache.room.keep(name, lambda: (file.key for file in files()))
+
+        fetcher.plans.soon(keep)
 
     def plan(self, key: Hashable, ranges: Iterable[Range], *, later: bool) -> None:
         """See `Storage.plan`."""
@@ -172,12 +184,15 @@ class RemoteFiles:
         if not whole and time.monotonic() < self._whole.get(server, 0):
             return None
         reader = self._reader(url)
-        for pause_s in (*_ASKED_ANEW_S, 0):
+        for pause_s in (*(_BEFORE_S if server in self._with_ranges else ()), *_ASKED_ANEW_S, 0):
             data = reader.range(listed, start, stop)
             if data is not None:
+                if not whole:
+                    self._with_ranges.add(server)
                 fetched.append(len(data))
                 return data
             pause(pause_s)
+        self._with_ranges.discard(server)
         if server not in self._whole:
             logger.warning(
                 "Files of %s are downloaded whole before they are read: it sends no ranges.", server

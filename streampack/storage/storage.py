@@ -49,8 +49,8 @@ class Storage:
         cache_dir: directory of fetched data; use a local disk. Any number of processes and datasets
             may share it. Default: ``$XDG_CACHE_HOME/streampack`` or ``~/.cache/streampack``, or a
             private temporary directory if that cannot be written.
-        cache_limit_bytes: maximum size of the cache; data that was not
-            opened for a day goes first, then neither the oldest data nor the newest.
+        cache_limit_bytes: maximum size of the cache. Data of no run goes first, then data that was
+            read and has come last.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s. None
             repeats reading for five minutes, and looking up and listing for twenty seconds.
         timeout_s: seconds without an answer after which an attempt fails.
@@ -58,8 +58,8 @@ class Storage:
             that a server that sends a byte now and then causes no hang. 0 is no limit. It does not
             apply to listings, which have many answers, nor to protocols that fsspec reads without
             asyncio, such as sftp://.
-        read_ahead_bytes: bytes that a process may fetch ahead of all of its readers together; 0
-            turns reading ahead off.
+        read_ahead_bytes: bytes that a process may fetch ahead of all of its readers together, an
+            eighth of `cache_limit_bytes` at most; 0 turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
             S3 endpoint is also taken from ``S3_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL``.
     """
@@ -190,16 +190,16 @@ class Storage:
                 bytes on every call. It returns the fault of the original at which the content ends.
             num_bytes: size of the content if it is known.
         """
-        name, *version = map(str, file.version)
-        identity = FileInfo(name, 0, "\0".join([*version, what]))
+        from streampack.storage.growing import GrowingFile, derived_key
+
+        name = str(file.version[0])
 
         def write(out: IO[bytes]) -> str:
             with self.open(file.listed or name) as opened:
                 return make(opened, out) or ""
 
-        from streampack.storage.growing import GrowingFile
-
-        return GrowingFile(self._growings(), identity.key, shown(name), write, num_bytes)
+        key = derived_key(file, what)
+        return GrowingFile(self._growings(), key, shown(name), write, num_bytes)
 
     def forget(self, file: str | FileInfo) -> bool:
         """Remove a remote file from the cache, so that the next use fetches it.

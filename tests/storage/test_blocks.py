@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import multiprocessing
 import os
@@ -10,7 +9,6 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import StateError, StorageError
-from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache, _Entry, to_evict
+from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
 from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
@@ -246,51 +244,6 @@ def test_blocks_keep_the_limit_of_the_cache_and_mapped_ones_stay_readable(
         assert first.tobytes() == DATA[:BLOCK_BYTES]
 
 
-def test_a_second_epoch_has_the_blocks_for_which_the_cache_has_room(tmp_path: Path) -> None:
-    """A part of a corpus that is read in turns; least recently used, it would be nothing."""
-    cache, made, hits = BlockCache(tmp_path, 40 * BLOCK_BYTES), itertools.count(1), [0, 0, 0]
-    for epoch in range(3):
-        for number in range(0, 80 * EXTENT_BLOCKS, EXTENT_BLOCKS):
-            if cache.get("a", number, BLOCK_BYTES) is not None:
-                hits[epoch] += 1
-                continue
-            cache.put("a", number, bytes(BLOCK_BYTES))
-            os.utime(cache.path("a", number), ns=(time.time_ns(), next(made)))
-    assert hits[0] == 0
-    assert min(hits[1:]) >= 10
-
-
-@given(st.data())
-def test_files_go_in_order_of_their_use(data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=20))
-    files = [
-        _Entry(data.draw(st.integers(0, 20)), made, size, str(made))
-        for made, size in enumerate(sizes)
-    ]
-    excess, new_bytes = data.draw(st.integers(-3, 60)), data.draw(st.integers(0, 20))
-    gone = to_evict(data.draw(st.permutations(files)), excess, new_bytes, 10)
-    left = [file for file in files if file.path not in gone]
-    freed = sum(sizes) - sum(file.num_bytes for file in left)
-    assert freed >= min(excess, sum(sizes))
-    assert not gone or freed - files[int(gone[-1])].num_bytes < excess  # none too many
-    unused = [file for file in left if file.opened_s < 10]
-    used_and_gone = [file for file in files if file.path in gone and file.opened_s >= 10]
-    assert not (unused and used_and_gone)
-    # The oldest and the newest files stay, as far as they are used.
-    used = [file for file in files if file.opened_s >= 10]
-    tail: list[_Entry] = []
-    for file in reversed(used):
-        if sum(each.num_bytes for each in [*tail, file]) > new_bytes:
-            break
-        tail.append(file)
-    middle = used[: len(used) - len(tail)]
-    assert [file in used_and_gone for file in middle] == sorted(
-        file in used_and_gone for file in middle
-    )
-    if set(middle) - set(used_and_gone):
-        assert not set(tail) & set(used_and_gone)
-
-
 def test_an_object_that_is_replaced_is_named_at_any_position_of_the_reader(
     http: HTTPServer, storage: Storage, url: str
 ) -> None:
@@ -346,17 +299,3 @@ def test_bytes_that_arrive_one_by_one_are_the_same(tmp_path: Path) -> None:
         storage = Storage(cache_dir=tmp_path / "cache")
         with storage.open(f"{server.url}/a.bin") as file, file.stream() as stream:
             assert stream.read() == body
-
-
-def test_small_files_cost_the_same_however_many_there_are(tmp_path: Path) -> None:
-    looks: list[int] = []
-
-    class Counted(BlockCache):
-        def _look(self, zone: int, *, everything: bool = False) -> None:
-            looks.append(zone)
-            super()._look(zone, everything=everything)
-
-    cache = Counted(tmp_path, 64 << 30)
-    for number in range(3000):
-        cache.put(f"{number}", 0, b"x" * 2000)
-    assert len(looks) < 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -165,6 +166,27 @@ def test_a_server_may_send_ranges_and_whole_files_in_turns(
             assert file.read(low, low + 9) == DATA[low : low + 9]
     read(fresh, url)
     assert len(blocks(fresh)) == 10
+
+
+class NotEachThird:
+    """True for two questions of three."""
+
+    def __init__(self) -> None:
+        self._questions = itertools.count()
+
+    def __bool__(self) -> bool:
+        return next(self._questions) % 3 != 2
+
+
+def test_a_server_that_sends_some_ranges_whole_is_read_by_ranges(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    http.ranges = NotEachThird()  # type: ignore[assignment]
+    with storage.open(url) as file:
+        for at in range(0, SIZE, BLOCK_BYTES):
+            assert file.read(at, at + BLOCK_BYTES) == DATA[at : at + BLOCK_BYTES]
+    assert len(blocks(storage)) == 10 < http.count("GET") < 20
+    assert all(request.range for request in http.requests if request.method == "GET")
 
 
 def test_a_read_after_an_outage_fetches_the_file(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -282,6 +282,21 @@ class MDS(RecordFiles):
             )
         return str(hashes[algorithm])
 
+    def _check(self, shard: int, file: StoredFile, algorithm: str) -> str:
+        """Return the fault of a shard with a digest not in its index, found once per host."""
+        expected = self.manifest.details["digests"][shard]
+
+        def check(file: StoredFile, _: IO[bytes]) -> str:
+            digest = new_hash(algorithm)
+            file.plan([(0, file.num_bytes)])
+            with file.stream() as stream:
+                while chunk := stream.read(1 << 20):
+                    digest.update(chunk)
+            is_right = digest.hexdigest() == expected
+            return "" if is_right else f"its {algorithm} digest is not the one in its index"
+
+        return self.storage.decoded(file, f"{algorithm} {expected}", check).fault()
+
     def _content(self, shard: int, file: StoredFile) -> tuple[StoredFile, Callable[[], str]]:
         """Return a shard's uncompressed content, of the size in its index; see `shared_bytes`."""
         details = self.manifest.details
@@ -291,16 +306,8 @@ class MDS(RecordFiles):
             raise self.broken_shard(
                 shard, f"it has {file.num_bytes} bytes, and its index declares {expected}"
             )
-        if self.validate_hash is not None:
-            digest = new_hash(self.validate_hash)
-            file.plan([(0, file.num_bytes)])
-            with file.stream() as stream:
-                while chunk := stream.read(1 << 20):
-                    digest.update(chunk)
-            if digest.hexdigest() != details["digests"][shard]:
-                raise self.broken_shard(
-                    shard, f"its {self.validate_hash} digest is not the one in its index"
-                )
+        if self.validate_hash and (fault := self._check(shard, file, self.validate_hash)):
+            raise self.broken_shard(shard, fault)
         if not codec:
             return file, lambda: ""
         exact = int(details["raw_bytes"][shard])
