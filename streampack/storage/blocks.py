@@ -165,7 +165,7 @@ class BlockCache:
             StorageError: the folder cannot be written.
         """
         content = memoryview(content)
-        most = max(1, self.room.quota // (2 * EXTENT_BLOCKS * BLOCK_BYTES)) * BLOCK_BYTES
+        most = max(1, self.room.quota // (4 * EXTENT_BLOCKS * BLOCK_BYTES)) * BLOCK_BYTES
         for at in range(0, max(len(content), 1), most):
             self._put(self.path(key, number + at // BLOCK_BYTES), content[at : at + most])
 
