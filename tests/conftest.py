@@ -71,6 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtestloop() -> None:
     """Leave imported objects out of garbage collection, also in the processes that tests fork."""
     gc.freeze()
+    gc.set_threshold(100_000)  # collections took more than half of tests that load vocabularies
     gc.enable()
     if "PYTEST_XDIST_WORKER" in os.environ:  # for many tests; it takes a second
         take_huge_pages()
