@@ -242,6 +242,30 @@ def test_heads_of_an_arrow_file_are_fetched_at_once(http: HTTPServer, storage: S
     assert not together.broken
 
 
+def test_a_part_of_an_arrow_stream_is_fetched_while_the_heads_before_it_are_read(
+    http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(6000).select(["ids"])
+    with pa.ipc.new_stream(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
+    source.prepare()
+    weight, part_is_asked_for, waited = source.manifest.weight, threading.Event(), list[bool]()
+
+    def hold(first: int, _: int) -> None:
+        if first > weight * 5 // 6:
+            part_is_asked_for.set()
+        elif first:
+            waited.append(part_is_asked_for.wait(WAIT_S))
+
+    http.hold = hold
+    for key in range(2):  # either may be the one that reads the heads
+        source._plan(key, [(0, weight * 5 // 6 + (key + 1) * BLOCK_BYTES, weight)])
+    settle()
+    assert waited
+    assert all(waited)
+
+
 def test_footers_that_the_listing_has_read_are_fetched_once(
     http: HTTPServer, storage: Storage
 ) -> None:

@@ -11,9 +11,12 @@ too, so only `Batches.schema` calls pyarrow.
 
 from __future__ import annotations
 
+import os
 import struct
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -22,6 +25,7 @@ from streampack.cached import cached_property
 from streampack.keep_last import KeepLast
 from streampack.sources.records import DamagedFileError
 from streampack.storage.files import LEAST_BYTES, StoredFile
+from streampack.storage.plans import FIRST_BLOCKS
 
 MAGIC = b"ARROW1"
 #: Bytes of a message that are read at a time.
@@ -79,6 +83,7 @@ class Batches:
         # Threads find the same batches, so either may be kept.
         self._known: dict[int, Batch] = {}
         self._is_whole = False
+        self._walkers: dict[int, int] = {}  # threads that read ahead in a process and its forks
 
     @classmethod
     def of(cls, file: StoredFile) -> Batches:
@@ -163,6 +168,24 @@ class Batches:
                 yield guess, until
                 return
             yield guess, guess + HEAD_BYTES
+
+    def walk(self, at: int, open_file: Callable[[], AbstractContextManager[StoredFile]]) -> bool:
+        """Read the heads of a stream up to a position; return False if another thread does so."""
+        me = threading.get_ident()
+        if self._walkers.setdefault(os.getpid(), me) != me:
+            return self._reaches(at)
+        try:
+            while not self._reaches(at):
+                with open_file() as file:  # with a plan for these heads
+                    file.plan(self.heads(file, at))
+                    self.batch(file, len(self._known) + FIRST_BLOCKS - 1)
+        finally:
+            del self._walkers[os.getpid()]
+        return True
+
+    def _reaches(self, at: int) -> bool:
+        known = len(self._known)
+        return self._is_whole or (known > 0 and at < self._known[known - 1].end)
 
     def has_rows(self, file: StoredFile) -> bool:
         """Return True if a batch has rows."""

@@ -59,9 +59,10 @@ class Arrow(RowFiles):
         yield Range(listed, 0, HEAD_BYTES if low or not all_columns else high)
         with self.storage.open(listed) as file:
             batches = Batches.of(file)
-            if batches.places is None:
-                file.plan(batches.heads(file, low))
-            else:
+            if batches.places is None and not batches.walk(low, partial(self.storage.open, listed)):
+                yield Range(listed, low, high)  # without waiting for another thread
+                return
+            if batches.places is not None:
                 heads = batches.heads(file, low if all_columns else high)
                 yield from (Range(listed, *head) for head in heads)
                 if not all_columns:
