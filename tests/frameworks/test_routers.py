@@ -40,12 +40,13 @@ BY_MASK = {"gpt_oss"} if transformers.__version__ >= "5" else {
 }  # fmt: skip
 #: Further families that `RouterLoss` serves, tried in rows of one segment, and their settings.
 BESIDE: dict[str, dict[str, Any]] = {
-    "dbrx": {},
     "ernie4_5_moe": {"moe_layer_start_index": 0},
     "jamba": {"use_mamba_kernels": False},
     "jetmoe": {},
     "minimax": {"layer_types": ["full_attention", "linear_attention"]},
 }
+if transformers.__version__ < "5":  # its models cannot be made by transformers 5.24
+    BESIDE["dbrx"] = {}
 #: Families with routers that return probabilities.
 GIVE_SHARES = {"dbrx"} if transformers.__version__ < "5" else set()
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
