@@ -71,7 +71,7 @@ class CountPieces:
         digest = blake2b(digest_size=16)
         origin = (pieces.origin[name] for name in ("source", "shard", "index"))
         for column in (*origin, pieces.start, pieces.stop, pieces.slot):
-            digest.update(column.astype(np.int64).tobytes())
+            digest.update(np.ascontiguousarray(column, dtype=np.int64).data)
         counted = Counted(digest.digest(), pieces.begins)
         return rows._replace(attached={**rows.attached, LEDGER: counted})
 

@@ -38,7 +38,7 @@ from streampack.streams.stream import DocumentStream
 logger = logging.getLogger(__name__)
 
 #: Version of the records, a part of their key.
-_VERSION = 1
+_VERSION = 2
 #: Bytes of a number in a record.
 _WIDTHS = (0, 1, 2, 4, 8)
 #: Size of a record, CRC-32 of its rest, and the hash of its position.

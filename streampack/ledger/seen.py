@@ -198,7 +198,7 @@ class _Ledger:
             source=self._source,
             lanes=self._state["fingerprint"]["lanes"],
             preparation=replace(preparation, stages=stages, described=values),
-            wrappers=(mask, *others),
+            wrappers=(*([mask] if sets or places else []), *others),
         )
 
     def found_in(self, end: int | None, *, delivered: bool) -> Iterator[Seen]:
