@@ -16,7 +16,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ _LOOKS = 32  # scans of a zone by a process, while it adds the zone's share of t
 _STALE_S = 600.0  # age at which a part has no writer
 _UNUSED_S = 24 * 3600.0  # after which a file is of no run
 _RECENT = 16  # part of the room for files read last: others may read them too
+_DERIVED = 4  # part of the room for derived content used last
 _LISTS = "lists"  # folder of the lists of files that runs read in later epochs
 _TOLD_S = 3600.0  # between two signs of a run that has another epoch to come
 #: Bytes of a file's key in lists, and in the keys of content derived from it.
@@ -62,11 +62,6 @@ class Entry(NamedTuple):
         return self.path.rpartition("/")[2].partition("-")[0]
 
     @property
-    def is_derived(self) -> bool:
-        """True for content that is derived from a file."""
-        return self.key.endswith(DERIVED)
-
-    @property
     def last_ns(self) -> int:
         """Time at which the file was used or made."""
         return max(self.used_ns, self.made_ns)
@@ -77,11 +72,12 @@ def order_of_removal(
 ) -> list[Entry]:
     """Return files in the order in which they are removed.
 
-    First are files that no run lists and nobody has used for a day, and derived content beyond half
-    of the room: the ones used longest ago first. Of files that were read, the ones read last go
-    next, as they are needed last, in the next epoch; but files that a run lists, as it has another
-    epoch to come, go after others. Last, in the order of their use, are files used just now,
-    files on their way to readers, and derived content, which is made anew if a part is missing.
+    First are files that no run lists and nobody has used for a day, and derived content but for the
+    contents used last, of a quarter of the room: the ones used longest ago first. Of files that
+    were read, the ones read last go next, as they are needed last, in the next epoch; but files
+    that a run lists, as it has another epoch to come, go after others. Last, in the order of their
+    use, are files used just now, files on their way to readers, and other derived content, which is
+    made anew if a part is missing.
 
     Args:
         files: the files.
@@ -93,10 +89,20 @@ def order_of_removal(
     is_listed = np.zeros(len(files), bool)
     for listed in filter(len, lists):
         is_listed |= listed[np.searchsorted(listed, keys) % len(listed)] == keys
-    last = sorted(files, key=lambda file: -file.last_ns)
-    read = [file for file in last if file.used_ns > file.made_ns and not file.is_derived]
-    goes = {*_beyond(read, quota // _RECENT)}
-    old = {*_beyond([file for file in last if file.is_derived], quota // 2)}
+    recent, in_use = quota // _RECENT, quota // _DERIVED
+    goes, contents, old = set[Entry](), set[str](), set[Entry]()
+    for file in sorted(files, key=lambda file: -file.last_ns):
+        if file.key.endswith(DERIVED):
+            if in_use > 0:
+                contents.add(file.key)
+            if file.key in contents:
+                in_use -= file.num_bytes
+            else:
+                old.add(file)
+        elif file.used_ns > file.made_ns:
+            recent -= file.num_bytes
+            if recent < 0:
+                goes.add(file)
 
     def rank(at: int) -> tuple[int, int]:
         file, last_ns = files[at], files[at].last_ns
@@ -105,12 +111,6 @@ def order_of_removal(
         return (1 + int(is_listed[at]), -last_ns) if file in goes else (3, last_ns)
 
     return [files[at] for at in sorted(range(len(files)), key=rank)]
-
-
-def _beyond(files: Sequence[Entry], num_bytes: int) -> Sequence[Entry]:
-    """Return the files after the first bytes."""
-    sizes = accumulate(file.num_bytes for file in files)
-    return files[sum(size <= num_bytes for size in sizes) :]
 
 
 class Room:

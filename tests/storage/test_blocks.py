@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +243,25 @@ def test_blocks_keep_the_limit_of_the_cache_and_mapped_ones_stay_readable(
             assert file.read(begin, begin + 99) == DATA[begin:][:99]
             assert sum(path.stat().st_size for path in blocks(storage)) <= limit + BLOCK_BYTES
         assert first.tobytes() == DATA[:BLOCK_BYTES]
+
+
+def test_processes_that_share_a_small_cache_fetch_their_parts_once(
+    http: HTTPServer, tmp_path: Path, url: str
+) -> None:
+    storages = [
+        Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=16 * BLOCK_BYTES) for _ in range(3)
+    ]
+    bounds = [BLOCK_BYTES * 13 * part for part in range(4)]
+    with ExitStack() as stack:
+        readers = []
+        for storage, low, high in zip(storages, bounds, bounds[1:], strict=False):
+            file = stack.enter_context(storage.open(url))
+            file.plan([(low, high)])
+            readers.append((low, stack.enter_context(file.stream(low))))
+        for at in range(0, bounds[1], BLOCK_BYTES):
+            for low, stream in readers:
+                assert stream.read(BLOCK_BYTES) == DATA[low + at :][:BLOCK_BYTES]
+    assert fetched(http) <= bounds[-1] + 2 * BLOCK_BYTES
 
 
 def test_an_object_that_is_replaced_is_named_at_any_position_of_the_reader(

@@ -120,6 +120,11 @@ def test_derived_content_stays_beside_files_that_were_read(cache: BlockCache) ->
     read(cache, DERIVED, blocks(10))
     read(cache, KEYS[2], blocks(3 * CORPUS))
     assert kept(cache, DERIVED) == [*blocks(10)]
+    other = f"{KEYS[1]}m"
+    read(cache, other, blocks(30))
+    read(cache, KEYS[2], blocks(3 * CORPUS)[CORPUS:])
+    assert kept(cache, DERIVED) == []
+    assert kept(cache, other) == [*blocks(30)]
 
 
 def test_derived_content_belongs_to_the_list_of_its_file() -> None:
@@ -147,14 +152,14 @@ def test_every_file_goes_once_and_files_of_no_run_go_first(data: st.DataObject) 
     lists = [np.array([KEYS[0][:16]], "S16"), np.array([], "S16")]
     order = order_of_removal(files, lists, 10, quota)
     assert sorted(order) == sorted(files)
-    plain = [file for file in order if not file.is_derived]
+    plain = [file for file in order if file.key != DERIVED]
     unused = [file.last_ns < 10 and file.key != KEYS[0] for file in plain]
     assert unused == sorted(unused, reverse=True)
     # Of the others those go that were read, but for some that were read last.
     later = plain[sum(unused) :]
     stayed = {*later[len(later) - sum(file.used_ns <= file.made_ns for file in later) :]}
     assert sum(file.num_bytes for file in stayed if file.used_ns > file.made_ns) <= quota // 16
-    derived = [file for file in order if file.is_derived]
+    derived = [file for file in order if file.key == DERIVED]
     assert derived == sorted(derived, key=lambda file: file.last_ns)
 
 
