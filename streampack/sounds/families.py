@@ -83,4 +83,13 @@ SOUND_FAMILIES = {
 REFUSED = {
     "GraniteSpeechProcessor": "its encoder normalizes batches, which would mix documents",
     "VoxtralProcessor": "its texts are written by mistral-common, which takes no placeholders",
+    "VoxtralRealtimeProcessor": "it adds sounds to the tokens of texts, and takes no placeholders",
+    **dict.fromkeys(
+        ("Gemma3nProcessor", "Gemma4Processor", "Phi4MultimodalProcessor"),
+        "its spectra are of an extractor of its own, and only Whisper's are read",
+    ),
+    **dict.fromkeys(
+        ("Gemma4UnifiedProcessor", "VibeVoiceAsrProcessor", "VibeVoiceProcessor"),
+        "its models take samples, and only spectra of Whisper's extractor are read",
+    ),
 }

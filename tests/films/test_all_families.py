@@ -19,13 +19,15 @@ from tests.support.whole_processors import FIVE
 if not FIVE:
     pytest.skip("Most processors of films are read from transformers 5 on", allow_module_level=True)
 
-from streampack import PackedLoader
+from streampack import PackedLoader, check_isolation
 from streampack.errors import ConfigError, ContentError
 from streampack.films.families import FILM_FAMILIES, REFUSED
 from streampack.films.planner import FilmPlanner
+from streampack.hf.isolation import without_loss
 from streampack.images.model_arguments import media_of
 from streampack.media import Films
 from tests.support.clips import film, turned
+from tests.support.film_models import MODELS, model_of
 from tests.support.film_processors import FAMILIES, processor_of
 from tests.support.films import as_processed
 from tests.support.vision_runs import dataset
@@ -116,6 +118,20 @@ def test_counts_that_depend_on_pixels_and_families_that_are_not_read_are_refused
     odd = type("Ernie4_5_VLMoeProcessor", (), {"video_processor": None})()
     with pytest.raises(ConfigError, match="font"):
         FilmPlanner(odd)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("family", MODELS)
+def test_models_keep_documents_with_films_apart(family: str, clips: list[bytes]) -> None:
+    processor = processor_of(family)
+    model = model_of(family, processor)
+    texts = [f"{i}:ab\n{processor.video_token}\nzz" for i in range(2)]
+    given = [{"text": text, "videos": [clip]} for text, clip in zip(texts, clips, strict=False)]
+    source = Films([*given, {"text": "2: none"}], text="text")
+    (batch,) = dataset(source, processor, seq_len=2304, batch_size=1)
+    assert batch.num_documents == 3
+    call = lambda one: model(**without_loss(one.hf(model=model)))  # noqa: E731
+    assert check_isolation(model, batch, call=call)
 
 
 @pytest.mark.parametrize("family", ["Qwen2_5Omni", "Qwen3OmniMoe"])

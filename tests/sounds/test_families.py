@@ -15,6 +15,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.hf.isolation import without_loss
 from streampack.images.model_arguments import media_of
 from streampack.media import Sounds
+from streampack.sounds.families import REFUSED
 from streampack.sounds.files import samples_of, size_of
 from streampack.sounds.heads import SoundSize
 from streampack.sounds.planner import SoundPlanner
@@ -208,7 +209,7 @@ def test_tokens_of_images_in_texts_with_sounds_alone_are_refused(family: str) ->
 
 
 def test_processors_that_are_not_packed_are_refused_with_a_reason() -> None:
-    for name in ("GraniteSpeechProcessor", "VoxtralProcessor", "WhisperProcessor"):
+    for name in (*REFUSED, "WhisperProcessor"):
         own = type(name, (), {})()
         with pytest.raises(ConfigError) as caught:
             SoundPlanner(own)
