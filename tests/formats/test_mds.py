@@ -14,9 +14,11 @@ import pytest
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError
 from streampack.files.integer_arrays import UngatheredDocuments
+from streampack.formats.mds.index import new_hash
 from streampack.formats.mds.source import MDS
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.reading import ReadOptions
+from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module
 from tests.support.source_contract import assert_source_contract, read_all
@@ -249,6 +251,31 @@ def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
     with pytest.raises(ContentError, match="md5") as caught:
         read_all(MDS(tmp_path / "c", tokens="tokens", validate_hash="md5"))
     assert caught.value.rest_of_shard
+
+
+def test_a_shard_is_hashed_once_on_a_host_however_many_parts_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus(tmp_path / "c", 50, hashes=["md5"], size_limit=None)
+    hashed: list[str] = []
+
+    def counted(algorithm: str) -> Any:
+        hashed.append(algorithm)
+        return new_hash(algorithm)
+
+    settings: Any = {"tokens": "tokens", "validate_hash": "md5"}
+    sources = [
+        MDS(tmp_path / "c", storage=Storage(cache_dir=tmp_path / "cache"), **settings)
+        for _ in range(2)
+    ]
+    for source in sources:
+        source.prepare()
+    monkeypatch.setattr("streampack.formats.mds.source.new_hash", counted)
+    for source in sources:
+        lanes = source.lanes(4, seed=0, epoch=0, shuffle=False)
+        blocks = [block for lane in lanes for block, _ in lane.read(None, ErrorPolicy())]
+        assert sum(map(len, blocks)) == 50
+    assert hashed == ["md5"]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
