@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: Blocks ahead of a reader that has read nothing.
 FIRST_BLOCKS = 4
-_LATER_BLOCKS = 16  # ahead of a reader that has not begun
+_LATER_BLOCKS = 32  # ahead of a reader that has not begun
 #: Maximum of blocks in a request.
 MOST_BLOCKS = 16
 

@@ -231,7 +231,8 @@ def test_hints_are_not_repeated_by_a_store_that_fails(http: HTTPServer, tmp_path
     http.fail_next = 1000
     source._plan("a", [(0, 0, 10)])
     settle()
-    assert len(http.requests) == 1
+    blocks = fetched_blocks(http)
+    assert len(blocks) == len({*blocks}) > 0
 
 
 def test_a_loop_that_is_left_leaves_no_plan(http: HTTPServer, tmp_path: Path) -> None:

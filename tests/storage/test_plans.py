@@ -158,7 +158,7 @@ def test_parts_that_are_read_later_leave_half_of_the_limit_to_readers(
         storage.plan(part, [[ranges]], 1, later=True)
     settle()
     later = {*fetched_blocks(http)}
-    assert later <= {*range(8 + MOST_BLOCKS)}
+    assert 8 <= len(later) < 8 + FIRST_BLOCKS
     with storage.open(url) as file:
         file.plan([(100 * BLOCK_BYTES, 110 * BLOCK_BYTES)])
         settle()
