@@ -305,7 +305,7 @@ RECORDS = (
         "[`exclude=`](../ledger.md): 10,000 documents of 750 ids on average, uint16 in "
         "Parquet with a column of 45 characters, one lane without workers; the processor "
         "time that it adds to a document, and its share of the time without: medians of the "
-        "differences in 40 rounds on two cores with a load of 13, where both come out "
+        "differences in 40 rounds on two cores with a load of 9, where both come out "
         "higher than on an idle machine.",
     ),
     Record(
