@@ -146,6 +146,7 @@ def _read(
     number = packets = 0  # frames that are decoded, packets that are read
     for packet in container.demux(stream):
         packets += bool(packet.size) and not packet.is_discard
+        _require_whole(packet, stream)
         for frame in packet.decode() if number <= last else ():
             _require_sound(frame)
             if number in kept:
@@ -193,8 +194,17 @@ def _sought(
 def _decoded(stream: Any, packets: Iterable[Any]) -> Iterator[Any]:
     """Yield all frames of packets."""
     for packet in packets:
+        _require_whole(packet, stream)
         yield from packet.decode()
     yield from stream.decode(None)
+
+
+def _require_whole(packet: Any, stream: Any) -> None:
+    """Raise `BrokenImageError` for a part of a JPEG image, which would be decoded in silence."""
+    if stream.codec_context.name == "mjpeg" and packet.size:
+        image = bytes(packet).rstrip(b"\0")
+        if not (image.startswith(b"\xff\xd8") and image.endswith(b"\xff\xd9")):
+            raise BrokenImageError("a packet is not a whole JPEG image")
 
 
 def _require_sound(frame: Any) -> None:

@@ -263,6 +263,20 @@ def test_flipped_bits_of_heads_are_errors_or_what_is_decoded(kind: str) -> None:
     assert errors + same == 60
 
 
+def test_a_flipped_size_of_a_packet_gives_no_part_of_another_jpeg_image() -> None:
+    data, wanted = film(80, form="mov", codec="mjpeg"), [2, 40, 79]
+    size, rng = size_of(data, Storage()), np.random.default_rng(0)
+    frames, errors = frames_of(data, size, wanted, None), 0
+    begin = box_at(data, b"stsz") + 12
+    for at in rng.integers(begin, begin + 4 * 80, 40).tolist():
+        flipped = patched(data, at, bytes([data[at] ^ 1 << int(rng.integers(8))]))
+        try:
+            assert np.array_equal(frames_of(flipped, size, wanted, None), frames)
+        except BrokenImageError:
+            errors += 1
+    assert errors > 30
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["H.264", "mov, JPEG", "with sound", "uneven times"])
 def test_no_flipped_bit_of_a_head_tells_other_frames_or_another_rate(kind: str) -> None:
