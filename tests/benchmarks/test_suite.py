@@ -193,6 +193,7 @@ COMMANDS = {
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
     "exclude": "--rounds 1",
     "fields": "--documents 200 --repeats 1",
+    "films": "--megabytes 4 --frames 2",
     "images": "--count 2 --passes 1",
     "image_rows": "--documents 3000 --steps 5",
     "loss_rows": "--steps 5",
