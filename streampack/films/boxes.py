@@ -80,10 +80,13 @@ def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
         raise UncountedError("has frames without a duration")
     shown, is_key, packets = _shown(table, times), _keys(table, frames), np.arange(frames)
     first, last, longest = int(shown.min()), int(shown.max()), int(times[:, 1].max())
+    is_even = bool((times[:-1, 1] == longest).all()) and (times[-1, 0] == 1 or len(times) == 1)
+    if is_even and (np.diff(np.sort(shown)) != longest).any():
+        raise UncountedError("has frames of even durations at uneven times")
     end = max(last + longest, first + ticks)
     spans = (ticks, end, end - first, last - first)
     # Which duration the last of uneven frames has is told in different ways.
-    rounding = 1 + (0.01 * longest if (times[:-1, 1] == longest).all() else longest)
+    rounding = 1 + (0.01 * longest if is_even else longest)
     require_near(duration, scale, spans, rounding)
     rounding += 2 * scale / movie_scale
     edits, lasts = edits_of(track), track_duration(head)
