@@ -115,6 +115,26 @@ def test_a_footer_that_lies_is_named_and_gives_no_row(damage: str, tmp_path: Pat
         assert raised.value.path == str(path)
 
 
+@pytest.mark.parametrize("writer", ["arrow-rs", "Polars"])
+def test_files_of_other_writers_are_read(writer: str, tmp_path: Path) -> None:
+    """arrow-rs begins at byte 64, and Polars writes the schema without a mark."""
+    path = written(tmp_path / "a.arrow", "file", pa.table({"text": TEXTS}))
+    content = bytearray(path.read_bytes())
+    if writer == "arrow-rs":
+        at = footer_blocks(content)
+        count = struct.unpack_from("<I", content, at - 4)[0]
+        for block in range(at, at + count * BLOCK.size, BLOCK.size):
+            content[block : block + 8] = struct.pack(
+                "<q", struct.unpack_from("<q", content, block)[0] + 56
+            )
+        content[8:8] = bytes(56)
+    else:
+        content[8:12] = struct.pack("<I", 4)
+    path.write_bytes(content)
+    assert pa.ipc.open_file(path).read_all().num_rows == len(TEXTS)
+    assert_source_contract(Arrow(path, reading=SMALL), TEXTS, restarts=3)
+
+
 @pytest.mark.parametrize(
     "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 )

@@ -27,11 +27,12 @@ from streampack.sources.records import DamagedFileError
 from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.plans import FIRST_BLOCKS
 
-MAGIC = b"ARROW1"
+_MAGIC = b"ARROW1"
 #: Bytes of a message that are read at a time.
 HEAD_BYTES = 4096
+_LONGEST_START = 68  # bytes up to the end of the first mark
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-_MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
+MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
 _BLOCK = struct.Struct("<qi4xq")  # offset of a message, bytes of its head and of its body
 _FEW_BYTES = 1 << 20  # of larger batches the heads alone are fetched ahead
 _CONTRADICTS = "its footer contradicts its batches"
@@ -64,7 +65,6 @@ class Batches:
     The weight of a file is its bytes: the first batch begins at 0, others at their message.
 
     Attributes:
-        head: bytes of the schema's message.
         places: (begin, end) of all batches, by the footer; None for a stream.
         enterable: False after a dictionary in a stream, which can only be read from its beginning.
 
@@ -73,12 +73,16 @@ class Batches:
     """
 
     def __init__(self, file: StoredFile) -> None:
-        by_number = file.read(0, len(MAGIC)) == MAGIC
-        schema = _Message.of(file, 8 if by_number else 0)
-        if schema is None or schema.kind != _SCHEMA:
-            raise DamagedFileError("it has no schema")
-        self.head, self._begin = schema.head, schema.end
-        self.places = _places(file, schema.end) if by_number else None
+        start = file.read(0, min(_LONGEST_START, file.num_bytes))
+        at = schema_at(start)
+        self._begin, self._schema, self.places = 0, b"", None
+        if not at or start[at : at + 4] == MARK:  # Polars writes no mark
+            message = _Message.of(file, at)
+            if message is None or message.kind != _SCHEMA:
+                raise DamagedFileError("it has no schema")
+            self._begin, self._schema = message.end, message.head
+        if at:
+            self._schema, self.places = _footer(file, self._begin)
         self.enterable = True
         # Threads find the same batches, so either may be kept.
         self._known: dict[int, Batch] = {}
@@ -93,7 +97,10 @@ class Batches:
     @cached_property
     def schema(self) -> pa.Schema:
         """Return the schema of all batches."""
-        return pa.ipc.read_schema(pa.py_buffer(self.head))
+        buffer = pa.py_buffer(self._schema)
+        return (
+            pa.ipc.read_schema(buffer) if self.places is None else pa.ipc.open_file(buffer).schema
+        )
 
     @cached_property
     def has_dictionaries(self) -> bool:
@@ -259,15 +266,26 @@ class Batches:
 _kept: KeepLast[Hashable, Batches] = KeepLast(32)
 
 
-def _places(file: StoredFile, begin: int) -> list[tuple[int, int]]:
-    """Read the bytes of the record batches from a footer.
+def schema_at(start: bytes) -> int:
+    """Return the byte at which the schema's message begins, from the first bytes of a file.
 
-    They and the dictionaries must follow one another from byte `begin` up to the end mark.
+    It is 0 in a stream, else 8, and in files of arrow-rs up to 64.
     """
-    end = file.num_bytes - 4 - len(MAGIC)
+    if not start.startswith(_MAGIC):
+        return 0
+    return next((at for at in range(8, 64, 8) if any(start[at : at + 8])), 64)
+
+
+def _footer(file: StoredFile, begin: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """Read a file of no batch, which has the same footer, and the bytes of the record batches.
+
+    They and the dictionaries must follow one another from byte `begin`, if it is not 0, up to the
+    end mark.
+    """
+    end = file.num_bytes - 4 - len(_MAGIC)
     tail = file.read(max(end, 0), file.num_bytes)
     at = end - int.from_bytes(tail[:4], "little", signed=True)
-    if tail[4:] != MAGIC or not begin <= at < end:
+    if tail[4:] != _MAGIC or not begin <= at < end:
         raise DamagedFileError("it is cut short: its footer is missing")
     footer = file.read(at, end)
     try:
@@ -276,12 +294,14 @@ def _places(file: StoredFile, begin: int) -> list[tuple[int, int]]:
     except struct.error as error:
         raise DamagedFileError(f"its footer cannot be followed ({error})") from error
     for start, stop in sorted([*dictionaries, *batches]):
-        if start != begin or stop <= start:
+        if start != (begin or start) or stop <= start:
             raise DamagedFileError(_CONTRADICTS)
         begin = stop
+    if not begin:  # of no batch, and of a schema without a mark
+        begin = at - len(_END)
     if batches != sorted(batches) or file.read(begin, begin + len(_END)) != _END:
         raise DamagedFileError(_CONTRADICTS)
-    return batches
+    return _MAGIC + bytes(2) + footer + tail, batches
 
 
 def _blocks(footer: bytes, table: int, field: int) -> list[tuple[int, int]]:
@@ -310,7 +330,7 @@ class _Message(NamedTuple):
         if data[:8] == _END:
             return None
         size = 8 + struct.unpack_from("<i", data, 4)[0] if len(data) >= 8 else -1
-        if data[:4] != _MARK or size < 8 or at + size > file.num_bytes:
+        if data[:4] != MARK or size < 8 or at + size > file.num_bytes:
             raise DamagedFileError("it is cut short: its end mark is missing")
         message = cls(data[:size] if size <= len(data) else file.read(at, at + size), 0)
         body = message._number("<q", 3)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from streampack.errors import ConfigError
 from streampack.files.file_source import HEAD_BYTES
-from streampack.formats.arrow.batches import MAGIC, Batches
+from streampack.formats.arrow.batches import MARK, Batches, schema_at
 from streampack.formats.rows.columns import Rows, is_null
 from streampack.formats.rows.schemas import DAMAGE
 from streampack.formats.rows.source import OpenRows, RowFiles
@@ -136,8 +136,12 @@ class Arrow(RowFiles):
         for size in _HEADS:
             head = self.storage.read_range(info, 0, min(size, info.num_bytes))
             try:
-                begin = 8 if head.startswith(MAGIC) else 0
-                schema = pa.ipc.open_stream(pa.BufferReader(head[begin:])).schema
+                begin = schema_at(head)
+                if head[begin : begin + 4] != MARK:  # the schema is in the footer alone
+                    with self.storage.open(info) as file:
+                        schema = Batches.of(file).schema
+                else:
+                    schema = pa.ipc.open_stream(pa.BufferReader(head[begin:])).schema
                 # Raises if a name is not UTF-8.
                 _ = [(field.name, str(field.type)) for field in schema]
                 return schema
