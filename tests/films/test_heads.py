@@ -282,9 +282,12 @@ def test_a_flipped_size_of_a_packet_gives_no_part_of_another_jpeg_image() -> Non
 def test_no_flipped_bit_of_a_head_tells_other_frames_or_another_rate(kind: str) -> None:
     data = CLIPS[kind]()
     begin, original, close = data.index(b"moov") - 4, size_of(data, Storage()), 0.005
-    close = 0.2 if kind == "uneven times" else close  # the duration of its last frame is not known
+    places = {*range(48), *range(begin, len(data))}
+    if kind == "uneven times":  # the duration of its last frame is not known
+        close, edits = 0.2, data.index(b"elst")
+        places -= {*range(edits, edits + 24)}  # which may end elsewhere by the longest frame
     others = []
-    for at in (*range(48), *range(begin, len(data))):
+    for at in sorted(places):
         for bit in range(8):
             try:
                 size = size_of(patched(data, at, bytes([data[at] ^ 1 << bit])), Storage())

@@ -263,8 +263,8 @@ def test_bytes_that_come_slowly_are_fetched_once_by_threads_and_processes(
                 return
             connection.send(data[at : min(at + 4096, last + 1)])
 
-    monkeypatch.setattr(locks, "PATIENCE_S", 3.0)
-    monkeypatch.setattr(growing, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(locks, "PATIENCE_S", 6.0)
+    monkeypatch.setattr(growing, "PATIENCE_S", 6.0)
     with raw_server(respond) as server:
         storage = Storage(cache_dir=tmp_path / "cache")
 
