@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.drawn import GATE, NIGHT, leave_to_the_night
 from tests.support.forked import host
-from tests.support.small_processes import leave_little, take_huge_pages
 from tests.support.torchvision_on_cpu import sitecustomize  # noqa: F401
 
 # Hardly anything that is imported or collected becomes garbage.
@@ -73,15 +72,14 @@ def pytest_runtestloop() -> None:
     gc.freeze()
     gc.set_threshold(100_000)  # collections took more than half of tests that load vocabularies
     gc.enable()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # for many tests; it takes a second
-        take_huge_pages()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Keep the process small after each file."""
+    """After each file, keep the objects that are left out of garbage collection too."""
     if nextitem is None or nextitem.path != item.path:
-        leave_little()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
