@@ -116,10 +116,8 @@ def _places(samples: memoryview) -> NDArray[np.int64]:
 
 def _sizes(samples: memoryview) -> NDArray[np.int64]:
     """Return the sizes of the packets in bytes."""
-    boxes = dict(inside(samples))
-    if b"stsz" not in boxes:
-        raise UncountedError("has no box stsz in its track")
-    _, same, count = struct.unpack_from(">III", boxes[b"stsz"])
+    box = child(samples, b"stsz")
+    _, same, count = struct.unpack_from(">III", box)
     if same:
         return np.full(count, same, dtype=np.int64)
-    return np.frombuffer(boxes[b"stsz"], ">u4", count, 12).astype(np.int64)
+    return np.frombuffer(box, ">u4", count, 12).astype(np.int64)

@@ -257,11 +257,12 @@ class BlockCache:
         return path.with_name(f".{path.name}.lock")
 
     def _lock(self, path: Path) -> Lock | None:
-        for _ in range(2):
+        for is_absent in (False, True, True):
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                if is_absent:
+                    path.parent.mkdir(parents=True, exist_ok=True)
                 return Lock.acquire(path)
-            except FileNotFoundError:  # another process removed the folder
+            except FileNotFoundError:  # the folder is new, or another process removed it
                 continue
             except OSError as error:
                 raise self._unusable(error) from error

@@ -190,14 +190,20 @@ def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(
     assert fetched(http) < 5e6
 
 
+def arrow_stream(http: HTTPServer, storage: Storage, rows: int, of_batch: int) -> sources.Arrow:
+    """Serve a stream of ids, in batches of some rows, and list it."""
+    table = wide_table(rows).select(["ids"])
+    with pa.ipc.new_stream(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=of_batch)
+    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
+    source.prepare()
+    return source
+
+
 def test_a_part_of_an_arrow_stream_fetches_its_batches_and_the_heads_before(
     http: HTTPServer, storage: Storage
 ) -> None:
-    table = wide_table(12_000).select(["ids"])
-    with pa.ipc.new_stream(http.folder / "a.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=2000)
-    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
-    source.prepare()
+    source = arrow_stream(http, storage, 12_000, 2000)
     part = source.lanes(6, seed=0, epoch=0, shuffle=False)[5]
     assert sum(len(block) for block, _ in part.read(None, ErrorPolicy()))
     batch = (http.folder / "a.arrow").stat().st_size // 6
@@ -245,11 +251,7 @@ def test_heads_of_an_arrow_file_are_fetched_at_once(http: HTTPServer, storage: S
 def test_a_part_of_an_arrow_stream_is_fetched_while_the_heads_before_it_are_read(
     http: HTTPServer, storage: Storage
 ) -> None:
-    table = wide_table(6000).select(["ids"])
-    with pa.ipc.new_stream(http.folder / "a.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=1000)
-    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
-    source.prepare()
+    source = arrow_stream(http, storage, 6000, 1000)
     weight, part_is_asked_for, waited = source.manifest.weight, threading.Event(), list[bool]()
 
     def hold(first: int, _: int) -> None:

@@ -42,3 +42,9 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     """A storage with a cache of its own, which waits little between attempts."""
     monkeypatch.setattr(failed_attempts, "FIRST_WAIT_S", 0.01)
     return Storage(cache_dir=tmp_path / "cache", retries=3, timeout_s=10.0)
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs keep the lengths of their documents in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
