@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote_plus, urlencode
 
 from streampack.storage.clients import S3Client, WebClient, answered
 from streampack.storage.failures import failure_of
 from streampack.storage.file_info import split_url
 from streampack.storage.remote import Pace, info_of
+from streampack.storage.threads import in_threads
 from streampack.storage.wire import RefusedError
 
-#: Names and fields of files, and None for folders.
-Items = Iterator[tuple[str, "dict[str, Any] | None"]]
+#: Name and fields of a file, or None for a folder.
+Item = tuple[str, "dict[str, Any] | None"]
+Items = Iterator[Item]
 
-#: Answers to HEAD of servers that answer GET.
-_ASK_BY_GET = (400, 401, 403, 405, 500, 501)
+_NUMBER = re.compile(r"[0-9]+")
+_PAGES_AHEAD = 15  # of a listing, beside the next one
+
+
+class _Page(NamedTuple):
+    """An answer about the names below a folder.
+
+    Attributes:
+        items: names with their fields.
+        names: all names of the answer, sorted.
+        token: names the next page; "" for the last one.
+    """
+
+    items: list[Item]
+    names: list[str]
+    token: str
 
 
 class Catalog(Protocol):
@@ -123,44 +140,94 @@ class S3Catalog(WebCatalog):
 
     def inside(self, folder: str, *, deep: bool) -> Items:
         asked_for = {} if deep else {"delimiter": "/"}
-        while True:
-            page, root = self._page(folder, asked_for)
-            for entry in page.findall("{*}Contents"):
-                name = self._name(page, entry, "Key").removeprefix(root)
-                if name and not name.endswith("/"):  # an object that stands for a folder
-                    yield name, {"size": int(_text(entry, "Size")), "ETag": _text(entry, "ETag")}
-            for entry in page.findall("{*}CommonPrefixes"):
-                yield self._name(page, entry, "Prefix").removeprefix(root).rstrip("/"), None
-            if _text(page, "IsTruncated") != "true":
-                return
-            asked_for["continuation-token"] = _text(page, "NextContinuationToken")
+        for page in self._pages(folder, asked_for):
+            yield from page.items
+
+    def _pages(self, folder: str, asked_for: dict[str, str]) -> Iterator[_Page]:
+        """Yield the pages of a listing; if names are numbered, several are asked for at a time.
+
+        A page that begins at a guessed name is used if the pages before it reach that name.
+        """
+        page, most_ahead = self._page(folder, asked_for), _PAGES_AHEAD
+        yield page
+        while page.token:
+            guessed = _numbered_on(page.names[0], page.names[-1], most_ahead) if page.names else []
+            following = [{"continuation-token": page.token}]
+            following += [{"start-after": _root(folder) + name} for name in guessed]
+            pages = in_threads(lambda more: self._page(folder, {**asked_for, **more}), following)
+            page = pages[0]
+            yield page
+            for name, after in zip(guessed, pages[1:], strict=True):
+                if not page.token:
+                    return
+                if page.names[-1:] < [name] or (after.names and after.names[0] <= name):
+                    most_ahead = 0  # more names than guessed, or the store begins elsewhere
+                    break
+                page = after
+                yield page
 
     def is_folder(self, url: str) -> bool:
-        page, _ = self._page(url, {"max-keys": "1"})
-        return page.find("{*}Contents") is not None
+        return bool(self._page(url, {"max-keys": "1"}).names)
 
-    def _page(self, folder: str, asked_for: dict[str, str]) -> tuple[Any, str]:
-        """Return an answer about the objects below a folder, and the beginning of their keys."""
+    def _page(self, folder: str, asked_for: dict[str, str]) -> _Page:
+        """Ask for names below a folder."""
         from xml.etree import ElementTree
 
-        bucket, _, key = split_url(folder)[1].partition("/")
-        root = f"{key.rstrip('/')}/" if key else ""
+        bucket, root = split_url(folder)[1].partition("/")[0], _root(folder)
         asked_for = {"list-type": "2", "prefix": root, "encoding-type": "url", **asked_for}
         query = urlencode(asked_for, quote_via=quote, safe="")
         client = self._client
         with answered(client, folder, lambda: client.signed(bucket, f"?{query}")) as answer:
             text = b"".join(answer.parts())
         try:
-            return ElementTree.fromstring(text), root
+            page = ElementTree.fromstring(text)
         except ElementTree.ParseError as error:
             raise OSError(f"the answer to a listing is no XML: {error}") from error
+        is_quoted = _text(page, "EncodingType") == "url"
 
-    def _name(self, page: Any, entry: Any, kind: str) -> str:
-        name = _text(entry, kind)
-        return unquote_plus(name) if _text(page, "EncodingType") == "url" else name
+        def named(entry: Any, kind: str) -> str:
+            name = _text(entry, kind)
+            return (unquote_plus(name) if is_quoted else name).removeprefix(root)
+
+        items: list[Item] = [
+            (named(entry, "Key"), {"size": int(_text(entry, "Size")), "ETag": _text(entry, "ETag")})
+            for entry in page.findall("{*}Contents")
+        ]
+        names = [name for name, _ in items]
+        # An object may stand for a folder.
+        items = [item for item in items if item[0] and not item[0].endswith("/")]
+        folders = [named(entry, "Prefix") for entry in page.findall("{*}CommonPrefixes")]
+        items += [(name.rstrip("/"), None) for name in folders]
+        is_cut = _text(page, "IsTruncated") == "true"
+        token = _text(page, "NextContinuationToken") if is_cut else ""
+        return _Page(items, sorted([*names, *folders]), token)
 
     def canonical(self, url: str) -> str:
         return f"s3://{split_url(url)[1].rstrip('/')}"
+
+
+def _root(folder: str) -> str:
+    """Return the beginning of the keys below a folder."""
+    key = split_url(folder)[1].partition("/")[2].rstrip("/")
+    return f"{key}/" if key else ""
+
+
+def _numbered_on(first: str, last: str, most: int) -> list[str]:
+    """Return the last names of the next pages, if names are numbered with leading zeros.
+
+    Args:
+        first, last: names of a page, which are expected to differ in a number.
+        most: number of names to return at most.
+    """
+    for low, high in zip(_NUMBER.finditer(first), _NUMBER.finditer(last), strict=False):
+        begin, end = high.span()
+        if low.span() != (begin, end) or first[:begin] != last[:begin]:
+            return []
+        if low[0] != high[0]:
+            step, width = int(high[0]) - int(low[0]) + 1, end - begin
+            numbers = range(int(high[0]) + step, 10**width, step)[:most]
+            return [f"{last[:begin]}{number:0{width}}{last[end:]}" for number in numbers]
+    return []
 
 
 def _text(entry: Any, name: str) -> str:

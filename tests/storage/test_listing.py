@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streampack import sources
 from streampack.errors import ConfigError
+from streampack.storage.catalogs import S3Catalog, _Page
 from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 from streampack.storage.wire import Request, Wire
@@ -231,7 +235,7 @@ def test_colons_in_a_key_are_not_a_chain(s3: S3Server, storage: Storage) -> None
 
 
 def test_many_objects_of_a_folder_are_listed_and_none_is_looked_up(
-    s3: S3Server, storage: Storage, asked_for: list[str]
+    s3: S3Server, storage: Storage, asked_for: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i in range(300):
         s3.put(f"p/{i:03d}.bin", b"x" * i)
@@ -247,6 +251,52 @@ def test_many_objects_of_a_folder_are_listed_and_none_is_looked_up(
         assert len(asked_for) <= 2
     with pytest.raises(ConfigError, match=r"300\.bin"):
         storage.list("s3://bucket/p/{000..300}.bin")
+    page, asked_for[:] = S3Catalog._page, []
+    in_short = partialmethod(_in_short, page)
+    monkeypatch.setattr(S3Catalog, "_page", in_short)
+    assert storage.list("s3://bucket/p/*") == every
+    assert sum("continuation-token" in url for url in asked_for) == 1  # the others are guessed
+
+
+def _in_short(catalog: S3Catalog, page: Any, folder: str, asked_for: dict[str, str]) -> Any:
+    return page(catalog, folder, {"max-keys": "20", **asked_for})
+
+
+class KeysInMemory(S3Catalog):
+    """A bucket with some keys, and pages of a few."""
+
+    def __init__(self, keys: Iterable[str], most: int, *, starts_after: bool = True) -> None:
+        self._keys, self._most, self._starts_after = sorted(keys), most, starts_after
+        self.guessed = 0
+
+    def _page(self, folder: str, asked_for: dict[str, str]) -> _Page:
+        self.guessed += "start-after" in asked_for
+        start = asked_for.get("start-after", "") if self._starts_after else ""
+        start = asked_for.get("continuation-token", start)
+        keys = [key for key in self._keys if key > start]
+        page = keys[: self._most]
+        return _Page([(key, {}) for key in page], page, page[-1] if keys > page else "")
+
+    def listed(self) -> list[str]:
+        return [name for name, _ in self.inside("s3://bucket", deep=True)]
+
+
+@given(st.sets(st.integers(0, 400)), st.sets(st.text("0a-z9", max_size=4)), st.integers(1, 9))
+def test_every_name_is_listed_whichever_numbers_are_missing(
+    numbers: set[int], others: set[str], most: int
+) -> None:
+    keys = {*(f"part-{number:03}-of-400" for number in numbers), *others} - {""}
+    for starts_after in (True, False):
+        catalog = KeysInMemory(keys, most, starts_after=starts_after)
+        assert sorted({*catalog.listed()}) == sorted(keys)
+        assert starts_after or catalog.guessed <= 15
+
+
+def test_a_page_is_guessed_only_from_numbers_with_leading_zeros() -> None:
+    assert KeysInMemory(map(str, range(1000)), 100).listed() == sorted(map(str, range(1000)))
+    catalog = KeysInMemory((f"{number:04}.bin" for number in range(1000)), 100)
+    assert catalog.listed() == [f"{number:04}.bin" for number in range(1000)]
+    assert catalog.guessed == 15
 
 
 @pytest.fixture
