@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streampack.errors import ConfigError, StorageError
-from streampack.storage.failures import is_of_system
+from streampack.storage.files import is_of_system
 from streampack.storage.locks import Lock
 
 LOCK = "lock"

@@ -25,11 +25,9 @@ from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import ReadOptions
 from streampack.sources.records import DamagedFileError
 from streampack.sources.sharded import ShardedSource
-from streampack.storage.default import default_storage
-from streampack.storage.failures import DamagedError
 from streampack.storage.file_info import FileInfo, Range, shown
-from streampack.storage.files import StoredFile
-from streampack.storage.storage import Storage
+from streampack.storage.files import DamagedError, StoredFile
+from streampack.storage.storage import Storage, default_storage
 
 if TYPE_CHECKING:
     from streampack.files.integer_arrays import UngatheredDocuments

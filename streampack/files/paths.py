@@ -13,10 +13,10 @@ from streampack.job.listed_once import listed_once
 from streampack.sources.base import Source
 from streampack.sources.formats import FORMATS, Format
 from streampack.sources.reading import ReadOptions
-from streampack.storage.default import default_storage
 from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.listing import has_ending, refuse_pipes
+from streampack.storage.listing import has_ending
 from streampack.storage.storage import Storage as Storage
+from streampack.storage.storage import default_storage
 
 #: Arguments of `sources.open` that a format may need.
 _NAMED = ("text", "tokens", "loss_mask", "dtype", "eos_id")
@@ -179,3 +179,20 @@ def _is_indexed(path: str, storage: Storage) -> bool:
 
 def _words(paths: list[str]) -> str:
     return f'"{shown(paths[0])}"' + (f" with {len(paths) - 1} more" if paths[1:] else "")
+
+
+def is_pipe(path: str) -> bool:
+    """Return True for a `pipe:` URL."""
+    return path.startswith("pipe:")
+
+
+def refuse_pipes(paths: Sequence[str]) -> None:
+    """Raise `ConfigError` if one of the paths is a `pipe:` URL."""
+    for path in filter(is_pipe, paths):
+        raise ConfigError(
+            f'"{path}" is a pipe: URL, which would run a command.',
+            "Name the shards by URL (s3://, https://, ...), or, if the command is yours, pass "
+            f"sources.WebDataset({path!r}, ..., allow_pipe=True).",
+            setting="allow_pipe",
+            path=path,
+        )

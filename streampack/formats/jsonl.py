@@ -1,7 +1,7 @@
 """JSON lines: one object per line, plain or compressed; a `.json` file may also be one array.
 
 A file that begins with "[" is read as if each element of its array were a line
-(`streampack.storage.json_arrays`).
+(`json_arrays`).
 
 Lines are parsed one by one with the standard library, at 600 MB/s of text or 18 M ids/s of a core;
 orjson (1,000 MB/s) rounds large integers, msgspec (1,190) refuses NaN, and either would save 3 % of
@@ -23,6 +23,7 @@ Cost: one Python step per line, which parsing each line needs anyway.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -35,21 +36,21 @@ from streampack.errors import ConfigError
 from streampack.files.file_source import ShardBlock
 from streampack.files.json_records import record_of
 from streampack.files.record_files import RecordFiles
+from streampack.formats.json_arrays import as_lines, is_array
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import ReadOptions
 from streampack.sources.records import BrokenDocumentError, block_of, kind_of
 from streampack.storage.decoded import shared_content
 from streampack.storage.decompression import (
-    ARRAY,
     CODEC_OF_ENDING,
     Content,
+    Convert,
     DamagedError,
     codec_of,
     open_content,
 )
 from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.json_arrays import is_array
 from streampack.storage.listing import has_ending
 
 if TYPE_CHECKING:
@@ -207,8 +208,7 @@ class JSONL(RecordFiles):
         if first is not None:
             self._check_fields(first)
             with self.storage.open(first) as file:
-                codec = _content_codec(first.path, file.read)
-                details["array"] = codec is not None and codec.endswith(ARRAY)
+                details["array"] = _converted(first.path, file.read) is not None
         details["fields"] = self.fields
         return Manifest.of_files(infos, np.array(weights, dtype=np.int64), details)
 
@@ -219,7 +219,7 @@ class JSONL(RecordFiles):
             "field": self.fields.document,
             "tokenized": self.tokenized,
             "loss_mask": self.fields.loss_mask,
-            **({"layout": ARRAY} if self.manifest.details.get("array") else {}),
+            **({"layout": "array"} if self.manifest.details.get("array") else {}),
         }
 
     def estimate_tokens(self) -> int:
@@ -251,14 +251,19 @@ class JSONL(RecordFiles):
         return None if self.codec(shard) else 0
 
     def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
-        path = self.manifest.paths[shard]
-        scale = _scale(_codec_of(path))
+        path, codec = self.manifest.paths[shard], self.codec(shard)
+        scale = _scale(codec)
         end = None if high == self.manifest.weights[shard] else -(-high // scale)
         reached = position
         with (
             self.open_shard(shard) as file,
             shared_content(
-                self.storage, file, _content_codec(path, file.read), inside=low > 0, until=end
+                self.storage,
+                file,
+                codec,
+                inside=low > 0,
+                until=end,
+                convert=_converted(path, file.read),
             ) as content,
         ):
             wrong = None if low else _misnamed(path, file.read(0, 8))
@@ -294,8 +299,7 @@ class JSONL(RecordFiles):
         with self.storage.open(info) as file:
             head = file.read(0, _FIRST_BYTES)
         try:
-            codec = _content_codec(info.path, lambda low, high: head[low:high])
-            with open_content(head, codec) as content:
+            with _open_head(info.path, head) as content:
                 return bool(content.file.read().strip())
         except DamagedError:
             return True
@@ -327,9 +331,7 @@ class JSONL(RecordFiles):
         lines: list[bytes] = []
         most = self.reading.documents_per_block
         try:
-            with open_content(
-                head, _content_codec(path, lambda low, high: head[low:high])
-            ) as content:
+            with _open_head(path, head) as content:
                 while len(lines) < most and (line := content.file.readline(_HEAD_BYTES)):
                     lines.append(line)
         except DamagedError:
@@ -369,20 +371,26 @@ def _codec_of(path: str) -> str | None:
     return next((codec for end, codec in CODEC_OF_ENDING.items() if has_ending(path, (end,))), None)
 
 
-def _content_codec(path: str, read: Callable[[int, int], bytes]) -> str | None:
-    """Return the codec of a file's lines: its compression, and `ARRAY` if it is an array.
+def _converted(path: str, read: Callable[[int, int], bytes]) -> Convert | None:
+    """Return `as_lines` for a file that is one array.
 
     Args:
         path: path of the file.
         read: reads a range of its stored bytes.
     """
-    codec = _codec_of(path)
     if not has_ending(path, _MAY_BE_ARRAYS):
-        return codec
+        return None
+    codec = _codec_of(path)
     head = read(0, _HEAD_BYTES if codec else _FIRST_BYTES)  # a block of any codec, or some bytes
     try:
         with open_content(head, codec) as content:
             first = content.file.read1(_FIRST_BYTES)  # type: ignore[attr-defined]
     except DamagedError:  # the same error is raised where lines are read
-        return codec
-    return f"{codec or ''}{ARRAY}" if is_array(first) else codec
+        return None
+    return as_lines if is_array(first) else None
+
+
+def _open_head(path: str, head: bytes) -> AbstractContextManager[Content]:
+    """Open the content of a file's first bytes."""
+    convert = _converted(path, lambda low, high: head[low:high])
+    return open_content(head, _codec_of(path), convert=convert)

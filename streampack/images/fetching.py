@@ -17,7 +17,7 @@ from streampack.images.attachments import (
     Size,
 )
 from streampack.images.images import is_remote, pending_head
-from streampack.storage.starts import Pending
+from streampack.images.pending import Pending
 from streampack.storage.storage import Storage
 
 _MOST_HEADS = 64

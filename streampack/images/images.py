@@ -20,9 +20,9 @@ from streampack.errors import StorageError
 from streampack.images.attachments import Reference, Size
 from streampack.images.inline import from_base64, inline_bytes
 from streampack.images.orientation import is_on_its_side, metadata_chunks
+from streampack.images.pending import Pending
 from streampack.images.pillow import Image, ImageOps
 from streampack.sources.records import BrokenDocumentError
-from streampack.storage.starts import Pending
 from streampack.storage.storage import Storage
 
 _HEAD_BYTES = 64 << 10

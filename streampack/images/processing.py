@@ -38,11 +38,11 @@ from streampack.images.families import joined, with_margins
 from streampack.images.fetching import Heads, HeldBatch
 from streampack.images.images import BrokenImageError, named_failures
 from streampack.images.own import planner_of
+from streampack.images.pending import Pending
 from streampack.per_process import PerProcess
 from streampack.sources.base import Source
 from streampack.sources.broken import broken_document
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.storage.starts import Pending
 from streampack.window.packed_rows import PackedRows
 
 _THREADS = 8

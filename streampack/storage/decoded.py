@@ -8,9 +8,6 @@ the file is damaged, each part of lines or rows is decoded from the beginning, w
 Content that is read forwards is kept in pieces: a header; for each chunk, the decoder's offset in
 the stored file and the number of bytes it gave; then these bytes. So the order of the stored file
 is kept, and a reader that begins inside it moves from header to header.
-
-Record batches are kept as streams of Arrow that are not compressed, one each, after its size and
-aligned, so reading one copies nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +16,10 @@ import io
 import platform
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import IO, TypeVar
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +27,7 @@ import pyarrow as pa
 from streampack.storage.decompression import (
     Chunk,
     Content,
+    Convert,
     DamagedError,
     open_content,
     placed_chunks,
@@ -39,42 +37,47 @@ from streampack.storage.files import LEAST_BYTES, MemoryFile, StoredFile
 from streampack.storage.growing import GrowingFile, NotMadeError
 from streampack.storage.storage import Storage
 
-F = TypeVar("F")
-
 _PIECE_BYTES = 1 << 20
 _HEADER = struct.Struct("<qqq")  # number of chunks, their bytes, offset of the last
 _PLACE = struct.Struct("<qq")  # offset and size of a chunk
-_SIZE = struct.Struct("<q56x")  # size of an Arrow stream
 #: Part of the cached file's name, because other versions may cut content differently.
-_MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
+MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
 
 
 @contextmanager
 def shared_content(
-    storage: Storage, file: StoredFile, codec: str | None, *, inside: bool, until: int | None
+    storage: Storage,
+    file: StoredFile,
+    codec: str | None,
+    *,
+    inside: bool,
+    until: int | None,
+    convert: Convert | None = None,
 ) -> Iterator[Content]:
     """Open the content of a file, to be read forwards; see `open_content`.
 
     Args:
         storage: storage with the cache.
         file: a file opened by `storage`.
-        codec, until: as for `open_content`.
+        codec, until, convert: as for `open_content`.
         inside: True if reading begins inside the file.
     """
     kept = None
-    if inside and codec and file.num_bytes >= LEAST_BYTES:
-        what = f"{codec} in pieces {_MADE_BY}"
-        kept = partial(_Pieces, storage.decoded(file, what, partial(_write_pieces, codec)))
-    with open_content(file, codec, kept, until) as content:
+    if inside and (codec or convert) and file.num_bytes >= LEAST_BYTES:
+        what = f"{codec} in pieces {convert and convert.__name__} {MADE_BY}"
+        kept = partial(_Pieces, storage.decoded(file, what, partial(_write_pieces, codec, convert)))
+    with open_content(file, codec, kept, until, convert) as content:
         yield content
 
 
-def _write_pieces(codec: str, file: StoredFile, out: IO[bytes]) -> None:
+def _write_pieces(
+    codec: str | None, convert: Convert | None, file: StoredFile, out: IO[bytes]
+) -> None:
     chunks: list[Chunk] = []
     size = 0
     file.plan([(0, file.num_bytes)])
     with file.stream() as source:
-        for place, chunk in placed_chunks(source, codec):
+        for place, chunk in placed_chunks(source, codec, convert):
             chunks.append((place, chunk))
             size += len(chunk)
             if size >= _PIECE_BYTES or not chunk:
@@ -166,84 +169,3 @@ def shared_bytes(
         return MemoryFile(np.frombuffer(out.getvalue(), dtype=np.uint8)), lambda: fault
     content = storage.decoded(file, f"{codec} content", make, exact_bytes)
     return content, content.fault
-
-
-def shared_batches(
-    storage: Storage,
-    file: StoredFile,
-    what: str,
-    size: int,
-    row: int,
-    decode: Callable[[F], Iterator[pa.RecordBatch]],
-    opened: F,
-    open_file: Callable[[StoredFile], AbstractContextManager[F]],
-) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the batches of `decode`, from the cache if this host has decoded them already.
-
-    Args:
-        storage: storage with the cache.
-        file: file to decode.
-        what: name of the decoded content.
-        size: rows of each batch except the last.
-        row: first row needed; batches before it may be left out.
-        decode: yields batches of one schema from an open file.
-        opened: this file, opened by `open_file`.
-        open_file: opens the file for another thread.
-
-    Yields:
-        Batches, each with the index of its first row.
-    """
-
-    def write(file: StoredFile, out: IO[bytes]) -> None:
-        with open_file(file) as opened:
-            batches = decode(opened)
-            batch = next(batches)
-            _write_batch(out, batch)
-            for following in batches:
-                if batch.num_rows != size:
-                    raise DamagedError(f"a batch has {batch.num_rows} rows, not {size}")
-                _write_batch(out, following)
-                batch = following
-
-    number = row // size
-    try:
-        for batch in _batches(storage.decoded(file, f"{what} {_MADE_BY}", write), number):
-            yield batch, number * size
-            number += 1
-        return
-    except NotMadeError:
-        pass
-    first = number * size
-    for batch in islice(decode(opened), number, None):
-        yield batch, first
-        first += batch.num_rows
-
-
-def _write_batch(out: IO[bytes], batch: pa.RecordBatch) -> None:
-    with pa.BufferOutputStream() as stream:
-        with pa.ipc.new_stream(stream, batch.schema) as writer:
-            writer.write_batch(batch)
-        data = stream.getvalue()
-    out.write(_SIZE.pack(data.size))
-    out.write(data)
-    out.write(bytes(-data.size % _SIZE.size))
-
-
-def _batches(file: GrowingFile, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a file, from index `number` on."""
-    options = pa.ipc.IpcReadOptions(use_threads=False)
-    starts: dict[int, int] = file.known  # offsets of batches known so far
-    k = min(number, max(len(starts) - 1, 0))
-    at = starts.setdefault(k, 0)
-    while file.has(at + _SIZE.size):
-        (size,) = _SIZE.unpack(file.view(at, _SIZE.size))
-        begin, at = at + _SIZE.size, at + _SIZE.size + size + -size % _SIZE.size
-        k += 1
-        starts[k] = at
-        if k <= number:
-            continue
-        if not file.has(at):
-            raise NotMadeError
-        yield pa.ipc.open_stream(
-            pa.py_buffer(file.view(begin, size)), options=options
-        ).read_next_batch()

@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-from streampack.storage.failures import DamagedError as DamagedError
-from streampack.storage.failures import is_of_system
+from streampack.storage.files import DamagedError as DamagedError
+from streampack.storage.files import is_of_system
 
 if TYPE_CHECKING:
     from streampack.storage.files import StoredFile
 
 #: Codec by the ending of a file name.
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
-
-#: Ends the codec of a file that is one JSON array, which is read as lines.
-ARRAY = "array"
 
 _CHUNK = 1 << 20
 _FEED = 16 << 10  # bytes of compressed data at a time: the granularity of cuts in the content
@@ -73,6 +70,8 @@ def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | N
 
 #: Bytes of stored data read when the decoder gave some content, and this content.
 Chunk = tuple[int, "bytes | memoryview"]
+#: Replaces the chunks of a content by others of the same sizes, such as the lines of a JSON array.
+Convert = Callable[[Iterator[Chunk]], Iterator[Chunk]]
 #: Takes an offset in the content and one in the stored data. Returns the content offset of the
 #: first chunk, at most at both; the byte before it (empty at the beginning); and the chunks.
 ChunksFrom = Callable[[int, int], "tuple[int, bytes, Iterator[Chunk]]"]
@@ -84,36 +83,38 @@ def open_content(
     codec: str | None,
     kept: Callable[[Iterator[Chunk]], ChunksFrom] | None = None,
     until: int | None = None,
+    convert: Convert | None = None,
 ) -> Iterator[Content]:
     """Open the content of a file, or of bytes in memory.
 
     Args:
         file: stored data.
-        codec: "gz", "bz2", "zstd", "br", or None for uncompressed data; with `ARRAY` behind it, or
-            `ARRAY` alone, for the elements of a JSON array as lines.
+        codec: "gz", "bz2", "zstd", "br", or None for uncompressed data.
         kept: replaces decompression by stored chunks. It is called with the decompressing iterator.
         until: stored data is read up to this byte, or a little further; None is the end.
+        convert: converts the content.
     """
-    if codec is not None and kept is None and not isinstance(file, bytes):
+    is_plain = codec is None and convert is None
+    if not (is_plain or kept or isinstance(file, bytes)):
         file.plan([(0, file.num_bytes if until is None else until)])
     with io.BytesIO(file) if isinstance(file, bytes) else file.stream() as source:
-        if codec is None:
+        if is_plain:
             yield Content(source, None)
             return
-        chunks = placed_chunks(source, codec)
+        chunks = placed_chunks(source, codec, convert)
         yield Content(source, kept(chunks) if kept else lambda _offset, _least: (0, b"", chunks))
 
 
-def placed_chunks(source: IO[bytes], codec: str) -> Iterator[Chunk]:
-    """Yield the content of compressed data in chunks with their offsets; the last one is empty.
+def placed_chunks(
+    source: IO[bytes], codec: str | None, convert: Convert | None = None
+) -> Iterator[Chunk]:
+    """Yield the content of stored data in chunks with their offsets; the last one is empty.
 
     Raises:
         DamagedError: after the last piece before the damage.
     """
-    if codec.endswith(ARRAY):
-        from streampack.storage.json_arrays import as_lines
-
-        yield from as_lines(placed_chunks(source, codec.removesuffix(ARRAY)))
+    if convert:
+        yield from convert(placed_chunks(source, codec))
         return
     chunks = _chunks(source, codec, None)
     while True:
@@ -229,9 +230,9 @@ class _ChunkReader(io.RawIOBase):
         return self._positions[0][1] if self._positions else 0
 
 
-def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:
+def _chunks(source: IO[bytes], codec: str | None, exact_bytes: int | None) -> Iterator[bytes]:
     """Yield the decompressed content in chunks; raise `DamagedError` at the damage."""
-    if not codec:
+    if codec is None:
         yield from iter(lambda: source.read(_PART), b"")
     elif codec == "gz":
         yield from _stdlib_chunks(source, lambda: zlib.decompressobj(wbits=31), zlib.error)

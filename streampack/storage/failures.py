@@ -1,4 +1,4 @@
-"""Classify failures of a store: missing, denied, transient (worth another attempt) or other.
+"""Failures of a store: missing, denied, transient (worth another attempt) or other.
 
 fsspec's file systems raise errors of their libraries. The chain of an error and its causes is
 searched for an HTTP status, and otherwise for a built-in exception type.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
+import random
 import re
 import ssl
 import time
@@ -16,7 +18,11 @@ from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from streampack.errors import StoreFailure
+from streampack.errors import StorageError, StoreFailure
+from streampack.storage.file_info import shown
+from streampack.storage.threads import pause
+
+logger = logging.getLogger("streampack.storage.retries")
 
 #: Fact and remedy of a failure, for messages.
 WORDS: dict[StoreFailure, tuple[str, str]] = {
@@ -58,12 +64,17 @@ _LASTING = (
 _NO_CREDENTIALS = re.compile("botocore.*(NoCred|PartialCred|NoAuthToken|SSO|ProfileNotFound)")
 
 
+FIRST_WAIT_S = 0.25
+LONGEST_WAIT_S = 30.0
+LONGEST_RETRY_AFTER_S = 300.0  # longest wait that a server may ask for
+#: Seconds for which attempts are repeated without a number: outages of stores last minutes. A wrong
+#: address fails in the same way, and is met by look-ups and listings.
+RETRY_S, LOOK_UP_S = 300.0, 20.0
+_TOLD_S = 10.0  # an outage that lasts longer is a warning
+
+
 class TooSlowError(OSError):
     """Raised if bytes arrive too slowly to wait for the end."""
-
-
-class DamagedError(ValueError):
-    """Raised for stored data that is corrupt or of the wrong size; the message has details."""
 
 
 def failure_of(error: BaseException) -> StoreFailure:
@@ -101,11 +112,6 @@ def _garbled(error: BaseException) -> bool:
     """Return True for an answer too slow, or not in its format; aiohttp gives that status 400."""
     in_http = type(error).__module__ == "aiohttp.http_exceptions"
     return in_http or isinstance(error, TooSlowError | json.JSONDecodeError)
-
-
-def is_of_system(error: BaseException) -> bool:
-    """Return True if the operating system failed, as with a broken disk, not a file's content."""
-    return isinstance(error, OSError) and error.errno is not None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -169,3 +175,43 @@ def without_secrets(text: str) -> str:
     """Remove queries and passwords from the URLs in a message."""
     text = re.sub(r"(\b[a-z][a-z0-9+.-]*://)[^/\s'\"@?]*@", r"\1", text)
     return re.sub(r"(\b[a-z][a-z0-9+.-]*://[^\s'\"?<>)]*)\?[^\s'\"<>)]*", r"\1", text)
+
+
+def wait_or_raise(
+    error: Exception, attempt: int, began_s: float, *, doing: str, url: str, retries: int | None
+) -> None:
+    """Wait until the time of the next attempt.
+
+    Args:
+        error: error of the attempt.
+        attempt: number of attempts so far.
+        began_s: time of the first one, of `time.monotonic`.
+        doing, url, retries: as for `with_retries`.
+
+    Raises:
+        StorageError: there is no further attempt.
+    """
+    failure = failure_of(error)
+    original = error.__cause__ or error  # the library's error, before fsspec translated it
+    reason = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
+    words = without_secrets(f"{type(original).__name__}: {reason}")
+    spent_s = time.monotonic() - began_s
+    most_s = RETRY_S if doing in ("Reading", "Uploading") else LOOK_UP_S
+    is_early = spent_s < most_s if retries is None else attempt <= retries
+    if failure == "transient" and is_early:
+        bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt - 1, 16))
+        asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))
+        level = logging.INFO if spent_s < _TOLD_S else logging.WARNING
+        logger.log(level, "%s %s: attempt %d failed (%s)", doing, shown(url), attempt, words)
+        # Not the module's generator, which users may seed and forked workers share.
+        pause(asked + random.Random().uniform(0, bound))
+        return
+    times = "attempt" if attempt == 1 else "attempts"
+    fact, remedy = WORDS[failure]
+    failed = StorageError(
+        f"{doing} {shown(url)} failed after {attempt} {times}: {fact} ({words}).",
+        remedy=remedy,
+        path=shown(url),
+    )
+    failed.failure = failure
+    raise failed from error

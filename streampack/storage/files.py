@@ -5,6 +5,7 @@ A local file is mapped; a remote one is a `RangedFile`.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.errors import StorageError
 from streampack.storage.file_info import replaced
 from streampack.storage.mapping import map_file
 
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
 #: Smaller files and row groups are decompressed each time, because they are rarely cut.
 LEAST_BYTES = 1 << 20
 _BUFFER = 1 << 20
+
+
+class DamagedError(ValueError):
+    """Raised for stored data that is corrupt or of the wrong size; the message has details."""
+
+
+def is_of_system(error: BaseException) -> bool:
+    """Return True if the operating system failed, as with a broken disk, not a file's content."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 class StoredFile(ABC):
@@ -86,13 +97,23 @@ class LocalFile(StoredFile):
             try:
                 self._data = map_file(self.path)
             except OSError as error:
-                from streampack.storage.unmapped import not_mapped
-
-                raise not_mapped(self.path, error) from error
+                raise _not_mapped(self.path, error) from error
         return self._data[start:stop]
 
     def _stream(self) -> IO[bytes]:
         return io.BufferedReader(_LocalStream(self), _BUFFER)
+
+
+def _not_mapped(path: Path, error: OSError) -> OSError:
+    if error.errno not in (errno.ENOMEM, errno.ENODEV):
+        return error
+    return StorageError(
+        f"{path} cannot be mapped into memory ({error.strerror}).",
+        "Raise vm.max_map_count, or lower open_shards of ReadOptions or the number of lanes."
+        if error.errno == errno.ENOMEM
+        else "Copy it to a file system that maps files.",
+        path=str(path),
+    )
 
 
 class Forward(io.RawIOBase):

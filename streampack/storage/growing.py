@@ -27,12 +27,11 @@ from streampack.errors import StorageError, StreampackError
 from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.decompression import DamagedError
-from streampack.storage.failures import is_of_system
 from streampack.storage.file_info import FileInfo
-from streampack.storage.files import StoredFile
+from streampack.storage.files import StoredFile, is_of_system
 from streampack.storage.locks import Lock, Patience
 from streampack.storage.room import DERIVED, KEY_BYTES
-from streampack.storage.waiting import is_ending, pause, pulse, start_daemon
+from streampack.storage.threads import is_ending, pause, pulse, start_daemon
 
 logger = logging.getLogger(__name__)
 

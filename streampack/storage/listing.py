@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CHAINED = re.compile(r"::(\w+://|/|\.)")
 #: The first component of a URL, by protocol.
-_WITH_HOST = {
+WITH_HOST = {
     **dict.fromkeys(("s3", "s3a", "gs", "gcs"), "bucket"),
     **dict.fromkeys(("az", "abfs", "abfss"), "container"),
     **dict.fromkeys(("http", "https"), "server"),
@@ -66,9 +66,9 @@ def _refuse_misspelt(url: str) -> None:
             "archives other than tar.",
             path=shown(url),
         )
-    if protocol in _WITH_HOST and path.startswith("/"):
+    if protocol in WITH_HOST and path.startswith("/"):
         raise ConfigError(
-            f'"{shown(url)}" must name a {_WITH_HOST[protocol]} after two slashes, '
+            f'"{shown(url)}" must name a {WITH_HOST[protocol]} after two slashes, '
             "got three slashes.",
             f'Write "{shown(f"{protocol}://" + path.lstrip("/"))}".',
             path=shown(url),
@@ -235,20 +235,3 @@ def pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
     files = list(matches(folders, folder, components[literal:]))
     refuse_marked(files, folders.marked, folder)
     return files
-
-
-def is_pipe(path: str) -> bool:
-    """Return True for a `pipe:` URL."""
-    return path.startswith("pipe:")
-
-
-def refuse_pipes(paths: Sequence[str]) -> None:
-    """Raise `ConfigError` if one of the paths is a `pipe:` URL."""
-    for path in filter(is_pipe, paths):
-        raise ConfigError(
-            f'"{path}" is a pipe: URL, which would run a command.',
-            "Name the shards by URL (s3://, https://, ...), or, if the command is yours, pass "
-            f"sources.WebDataset({path!r}, ..., allow_pipe=True).",
-            setting="allow_pipe",
-            path=path,
-        )

@@ -14,7 +14,7 @@ from fsspec.asyn import sync
 from streampack.errors import StorageError
 from streampack.storage.failures import TooSlowError
 from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.waiting import end_with_process, pulse
+from streampack.storage.threads import end_with_process, pulse
 
 #: Fields that differ between versions of a file, by file system; the most reliable first.
 VERSION_FIELDS = (

@@ -22,13 +22,14 @@ from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.catalogs import Catalog, FsspecCatalog, S3Catalog, WebCatalog
 from streampack.storage.clients import S3Client, WebClient, client_of
 from streampack.storage.fetching import Fetcher
-from streampack.storage.file_info import FileInfo, Range, replaced, split_url
+from streampack.storage.file_info import FileInfo, Range, replaced, shown, split_url
+from streampack.storage.listing import WITH_HOST
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import OverFsspec, OverHttp, Reader
 from streampack.storage.remote import Pace, info_from, is_another_version
 from streampack.storage.remote_listing import list_remote, look_up
 from streampack.storage.retries import with_retries
-from streampack.storage.waiting import pause
+from streampack.storage.threads import pause
 
 if TYPE_CHECKING:
     from streampack.storage.storage import Storage
@@ -86,11 +87,23 @@ class RemoteFiles:
 
     def missing_container(self, url: str) -> str:
         """Return a sentence if the bucket or repository of a URL does not exist, or ""."""
-        from streampack.storage.containers import missing_container
-
-        protocol = split_url(url)[0] or ""
-        catalog, filesystem = self.catalog(protocol), partial(self.filesystem, protocol)
-        return missing_container(catalog, filesystem, url, retries=self._storage.retries)
+        protocol, path = split_url(url)
+        kind = WITH_HOST.get(protocol or "", "server")
+        if protocol is None or kind == "server":
+            return ""
+        container = f"{protocol}://{path.partition('/')[0]}"
+        try:
+            if kind == "repository":
+                ask = partial(self.filesystem(protocol).resolve_path, url)
+            else:
+                ask = partial(self.catalog(protocol).is_folder, container)
+            with_retries(ask, doing="Looking up", url=url, retries=self._storage.retries)
+        except StorageError as error:
+            if error.failure == "missing":
+                if kind == "repository":
+                    return f"{shown(url)} leads nowhere: {error.__cause__}."
+                return f"There is no {kind} {shown(container)}."
+        return ""
 
     def open(self, file: str | FileInfo) -> RangedFile:
         """Open a file by URL, or as it was listed."""

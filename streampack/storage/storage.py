@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
@@ -259,3 +260,19 @@ def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:
     if len(data) != stop - start:
         raise OSError(f"the file ends before byte {stop}")
     return data
+
+
+_kept: WeakValueDictionary[int, Storage] = WeakValueDictionary()  # storages by environment
+
+
+def default_storage() -> Storage:
+    """Return a `Storage` with default settings, shared by all who use it now.
+
+    The sources of a mixture so have one set of connections, and read ahead within one limit. With
+    other variables in the environment, such as keys or a cache directory, it is another one.
+    """
+    environment = hash(frozenset(os.environ.items()))
+    storage = _kept.get(environment)
+    if storage is None:
+        storage = _kept.setdefault(environment, Storage())
+    return storage

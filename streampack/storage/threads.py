@@ -1,12 +1,88 @@
-"""Calls in threads, for requests that wait for a store."""
+"""Threads that wait for a store, and others that wait for them.
+
+No process waits for such threads when it ends. They are daemons, and `end_with_process` ends them
+where they wait, because a daemon inside pyarrow would abort the interpreter while it shuts down.
+
+A thread that gets on beats, so that others wait for its bytes instead of fetching them too.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_LOOK_S = 0.2
+_BEAT_S = 0.5  # between two beats that other processes see
+
+
+class Pulse:
+    """The last beat of a thread.
+
+    Attributes:
+        last_s: its time, of `time.monotonic`.
+        seen: functions that show a beat to other processes, as on locks that the thread holds.
+    """
+
+    def __init__(self) -> None:
+        self.last_s, self.seen = time.monotonic(), list[Callable[[], object]]()
+        self._seen_s = 0.0
+
+    def beat(self) -> None:
+        """Show that the thread gets on."""
+        self.last_s = time.monotonic()
+        if self.seen and self.last_s - self._seen_s > _BEAT_S:
+            self._seen_s = self.last_s
+            for show in self.seen:
+                show()
+
+
+_threads = threading.local()
+
+
+def pulse() -> Pulse:
+    """Return the pulse of this thread."""
+    if not hasattr(_threads, "pulse"):
+        _threads.pulse = Pulse()
+    pulse: Pulse = _threads.pulse
+    return pulse
+
+
+def start_daemon(target: Callable[..., object], *args: Any, name: str) -> threading.Thread | None:
+    """Start a daemon thread; return None if the system has none left."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
+
+def is_ending() -> bool:
+    """Return True if the main thread and all others that a process waits for have ended."""
+    main = threading.main_thread()
+    others = (thread for thread in threading.enumerate() if thread is not main)
+    return not main.is_alive() and all(thread.daemon for thread in others)
+
+
+def end_with_process() -> None:
+    """End this thread if the process ends."""
+    if is_ending() and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
+
+
+def pause(seconds: float) -> None:
+    """Sleep; end this thread if the main thread ends."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _LOOK_S))
+        pulse().beat()
+        end_with_process()
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
@@ -15,8 +91,23 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16
     After an error, or an interrupt of the caller, no further call begins, and none is waited for.
     """
     items = list(items)
-    if len(items) < 2:
-        return [function(item) for item in items]
-    from streampack.storage.waiting import in_daemons
+    results = [Future[R]() for _ in items]
+    numbers, ended = iter(range(len(items))), threading.Event()
 
-    return in_daemons(function, items, threads)
+    def work() -> None:
+        for number in numbers:
+            if ended.is_set():
+                return
+            try:
+                results[number].set_result(function(items[number]))
+            except BaseException as error:  # raised by the caller
+                results[number].set_exception(error)
+
+    wanted = min(threads, len(items)) if len(items) > 1 else 0
+    started = [start_daemon(work, name="streampack-request") for _ in range(wanted)]
+    if not any(started):
+        return [function(item) for item in items]
+    try:
+        return [result.result() for result in results]
+    finally:
+        ended.set()

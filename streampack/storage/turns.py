@@ -16,27 +16,27 @@ def in_turns(pieces: Iterable[Iterable[Range]], width: int) -> Iterator[Range]:
     It yields a block of each open piece in turn, then two, and so on; the next piece takes the
     place of one that ends.
     """
-    waiting = iter(pieces)
-    opened: list[tuple[Iterator[Range], int]] = [(iter(each), 1) for each in islice(waiting, width)]
-    cut: dict[int, Range] = {}  # second parts of ranges, by turn
+    opened: list[Iterator[Range]] = []
+
+    def parts(ranges: Iterable[Range]) -> Iterator[Range]:
+        blocks = 1
+        for file, start, stop in ranges:
+            end = -1
+            while end < stop:
+                end = (start // BLOCK_BYTES + blocks) * BLOCK_BYTES
+                end = min(end, stop) if len(opened) > 1 else stop
+                yield Range(file, start, end)
+                start, blocks = end, min(2 * blocks, MOST_BLOCKS)
+
+    waiting = map(parts, pieces)
+    opened += islice(waiting, width)
     turn = 0
     while opened:
         turn %= len(opened)
-        ranges, blocks = opened[turn]
-        following = cut.pop(turn, None) or next(ranges, None)
-        if following is None:
-            piece = next(waiting, None)
-            if piece is not None:
-                opened[turn] = iter(piece), 1
-                continue
+        if (part := next(opened[turn], None)) is not None:
+            yield part
+            turn += 1
+        elif (following := next(waiting, None)) is not None:
+            opened[turn] = following
+        else:
             del opened[turn]
-            cut = {number - (number > turn): left for number, left in cut.items()}
-            continue
-        file, start, stop = following
-        end = (start // BLOCK_BYTES + blocks) * BLOCK_BYTES
-        if stop > end and len(opened) > 1:
-            cut[turn] = Range(file, end, stop)
-            stop = end
-        opened[turn] = ranges, min(2 * blocks, MOST_BLOCKS)
-        yield Range(file, start, stop)
-        turn += 1

@@ -31,7 +31,7 @@ from streampack.errors import ConfigError
 from streampack.storage.failures import TooSlowError
 from streampack.storage.first_fetch import first_fetch
 from streampack.storage.remote import Pace
-from streampack.storage.waiting import end_with_process, pulse, start_daemon
+from streampack.storage.threads import end_with_process, pulse, start_daemon
 
 _STEP_S = 0.2
 _OTHER_ADDRESS_S = 3.0  # wait for one of several addresses of a host

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from streampack import sources
 from streampack.errors import ConfigError, ContentError
+from streampack.formats import json_arrays
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.storage import json_arrays
 from streampack.storage.decompression import DamagedError
 from tests.support.drawn import drawn
 from tests.support.source_contract import assert_source_contract, read_all

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streampack.errors import StorageError
-from streampack.storage import blocks, failed_attempts, fetching, locks
+from streampack.storage import blocks, failures, fetching, locks
 from streampack.storage.storage import Storage
 from streampack.storage.threads import in_threads
 from tests.support.raw_server import Connection, raw_server
@@ -211,13 +211,13 @@ def test_attempts_are_repeated_by_time_unless_a_number_is_given(
     http: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (http.folder / "a.bin").write_bytes(DATA)
-    monkeypatch.setattr(failed_attempts, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(failed_attempts, "LONGEST_WAIT_S", 0.01)
-    monkeypatch.setattr(failed_attempts, "RETRY_S", 20.0)
+    monkeypatch.setattr(failures, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(failures, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(failures, "RETRY_S", 20.0)
     with Storage(cache_dir=tmp_path / "cache").open(f"{http.url}/a.bin") as file:
         http.fail_next = 30
         assert file.read(0, 10) == DATA[:10]
-        monkeypatch.setattr(failed_attempts, "RETRY_S", 0.1)
+        monkeypatch.setattr(failures, "RETRY_S", 0.1)
         http.fail_next = 10_000
         with pytest.raises(StorageError) as caught:
             file.read(400_000, 400_010)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.storage import growing, locks, plans, waiting
+from streampack.storage import growing, locks, plans, threads
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.plans import FIRST_BLOCKS, MOST_BLOCKS, Plans, Window
@@ -188,8 +188,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.looks = 0.0, threading.Semaphore(0)
         beats = SimpleNamespace(monotonic=lambda: self.now_s, sleep=time.sleep)
-        monkeypatch.setattr(waiting, "_threads", threading.local())
-        monkeypatch.setattr(waiting, "time", beats)
+        monkeypatch.setattr(threads, "_threads", threading.local())
+        monkeypatch.setattr(threads, "time", beats)
         monkeypatch.setattr(plans, "time", self)
         monkeypatch.setattr(locks, "time", self)
 
@@ -212,7 +212,7 @@ def test_a_block_on_its_way_is_waited_for_as_long_as_bytes_come(
         if comes:
             with plans._lock:
                 clock.now_s += 4
-                waiting.pulse().beat()
+                threads.pulse().beat()
                 plans._done.notify_all()
         else:
             clock.now_s = 6
@@ -234,10 +234,10 @@ def test_the_holder_of_a_lock_is_waited_for_as_long_as_it_gets_on(
     for clock.now_s in (4, 8, 12):
         os.utime(path, (0, clock.now_s))  # as another beat
         assert not patience.is_over()
-    waiting.pulse().seen.append(lock.touch)
+    threads.pulse().seen.append(lock.touch)
     clock.now_s = 16
-    waiting.pulse().beat()
-    waiting.pulse().seen.clear()
+    threads.pulse().beat()
+    threads.pulse().seen.clear()
     assert path.stat().st_mtime > 12
     assert not patience.is_over()
     clock.now_s = 22

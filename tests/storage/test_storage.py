@@ -19,14 +19,13 @@ from botocore.session import Session
 
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.images.pending import Pending
 from streampack.storage import locks
-from streampack.storage.default import default_storage
 from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
-from streampack.storage.starts import Pending
-from streampack.storage.storage import Storage
+from streampack.storage.storage import Storage, default_storage
 from tests.support.forked import in_fork
 from tests.support.read_ahead import fetched_blocks
 from tests.support.servers import HTTPServer, S3Server

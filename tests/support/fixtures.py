@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack.storage import failed_attempts
+from streampack.storage import failures
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server, http_server, s3_server
 
@@ -40,7 +40,7 @@ def http(tmp_path: Path) -> Iterator[HTTPServer]:
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     """A storage with a cache of its own, which waits little between attempts."""
-    monkeypatch.setattr(failed_attempts, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(failures, "FIRST_WAIT_S", 0.01)
     return Storage(cache_dir=tmp_path / "cache", retries=3, timeout_s=10.0)
 
 

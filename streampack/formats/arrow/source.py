@@ -20,11 +20,11 @@ from streampack.files.file_source import HEAD_BYTES
 from streampack.formats.arrow.batches import MARK, Batches, schema_at
 from streampack.formats.rows.columns import Rows, is_null
 from streampack.formats.rows.schemas import DAMAGE
+from streampack.formats.rows.shared_batches import shared_batches
 from streampack.formats.rows.source import OpenRows, RowFiles
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
-from streampack.storage.decoded import shared_batches
 from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import StoredFile
 from streampack.storage.listing import has_ending

@@ -203,7 +203,7 @@ class Parquet(RowFiles):
             skipped, reached = max(start - first, 0), 0
             batches = _placed(decode(opened))
             if inside:
-                from streampack.storage.decoded import shared_batches
+                from streampack.formats.rows.shared_batches import shared_batches
 
                 batches = shared_batches(
                     self.storage, file, what, size, skipped, decode, opened, whole_group

@@ -25,9 +25,8 @@ from streampack.formats.rows.schemas import DAMAGE, DECRYPT, ENCRYPTED, check_sc
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.fields import ATTENTION_MASK
 from streampack.sources.records import DamagedFileError
-from streampack.storage.failures import is_of_system
 from streampack.storage.file_info import shown
-from streampack.storage.files import StoredFile
+from streampack.storage.files import StoredFile, is_of_system
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,6 +22,7 @@ from streampack.files.integer_arrays import (
     pieces,
 )
 from streampack.files.json_records import record_of
+from streampack.files.paths import is_pipe, refuse_pipes
 from streampack.files.record_files import RecordFiles
 from streampack.formats.tar.archives import content_of, is_declared, named_codec
 from streampack.formats.tar.contents import (
@@ -57,7 +58,7 @@ from streampack.sources.records import (
 )
 from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import MemoryFile, StoredFile
-from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes
+from streampack.storage.listing import expand_braces, named_paths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

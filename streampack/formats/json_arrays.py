@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.storage.failures import DamagedError
+from streampack.storage.decompression import Chunk, DamagedError
 
-#: Bytes of stored data read when some text was decoded, and this text.
-Chunk = tuple[int, "bytes | memoryview"]
 _BLANKS = b" \t\r\n"
 _LINE_END, _SPACE = b"\n "
 #: Bytes of JSON outside of strings: brackets, numbers, and the letters of its words and of NaN.
