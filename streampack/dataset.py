@@ -119,8 +119,9 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             places that `locate` returned, or their texts; a file of these; or a list of several.
         provenance: record the origin of every piece of a batch, for `locate`.
         ledger: True keeps a digest of the batches and totals in the state, and lengths of documents
-            in the cache folder; names of `document_fields` count tokens by their values too
-            (docs/ledger.md).
+            in the cache folder; names of `document_fields` count tokens by their values too,
+            and ``{"domain": {"web": 1_000_000_000}}`` also delivers at most so many tokens of a
+            value (docs/ledger.md).
 
     Attributes:
         topology: index of this data-parallel rank, and the number of ranks.
@@ -157,7 +158,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         on_error: Literal["raise", "skip"] = "raise",
         exclude: Any = None,
         provenance: bool = False,
-        ledger: bool | Sequence[str] = False,
+        ledger: bool | Sequence[str] | Mapping[str, Any] = False,
         **columns: Unpack[NamedFields],
     ) -> None:
         super().__init__()

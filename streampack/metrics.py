@@ -163,8 +163,8 @@ class Metrics(LaneCounts):
         duplicates: near-duplicate documents that `order` dropped.
         duplicate_tokens: tokens of these documents.
         context_dropped: tokens before turns of conversations that no row can hold with the turn.
-        excluded: documents that `exclude` took out, and rows that a table deleted, in whole or in
-            part.
+        excluded: documents that `exclude` took out, rows that a table deleted, and documents above
+            a cap of `ledger`, in whole or in part.
         excluded_tokens: tokens of these documents that were not delivered before.
         sources: `SourceCounts` by the name of the source, for a mixture.
         wait_s: seconds that the loop waited in `next()` for a batch.

@@ -89,7 +89,10 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     write_lines(tmp_path / "pairs" / "0.jsonl", [{**pair, "margin": 0.5} for pair in sides])
     (tmp_path / "data").mkdir()
     (tmp_path / "shards").mkdir()
-    texts = [{"text": t, "url": f"https://a.b/{i}", "score": i} for i, t in enumerate(prose(60, 1))]
+    texts = [
+        {"text": t, "url": f"https://a.b/{i}", "score": i, "domain": ("web", "forum")[i % 2]}
+        for i, t in enumerate(prose(60, 1))
+    ]
     lines = "".join(json.dumps(text) + "\n" for text in texts)
     (tmp_path / "texts.jsonl").write_text(lines)
     loader = PackedLoader(PackedDataset("texts.jsonl", seq_len=64, tokenizer="tokenizer.json"))

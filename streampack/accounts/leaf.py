@@ -201,9 +201,11 @@ def add(recipe: Recipe, value: Any) -> None:
     """Let a run keep a ledger.
 
     Raises:
-        ConfigError: a field is not declared, or not of texts or integers; or batches are shared.
+        ConfigError: a field is not declared, or not of texts or integers; a cap is not a number of
+            tokens by a value, or the run has groups; or batches are shared.
     """
-    names = [] if value is True else [value] if isinstance(value, str) else value
+    named = value if isinstance(value, Mapping) else {}
+    names = [] if value is True else [value] if isinstance(value, str) else [*named] or value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"ledger must be True or names of fields, got {value!r:.100}.",
@@ -233,6 +235,8 @@ def add(recipe: Recipe, value: Any) -> None:
             "Leave out ledger=, or cp= of the packer.",
             setting="ledger",
         )
+    if any(named.values()):
+        _add_caps(recipe, named)
     texts = {name: name in recipe.fields.keys for name in names}
     if by_epoch:
         recipe.fields = recipe.fields.plus(EPOCH, np.int32)
@@ -241,3 +245,17 @@ def add(recipe: Recipe, value: Any) -> None:
     recipe.add_rows("units", stage)
     recipe.on_take.append(count)
     recipe.wrappers.append(KeptLengths(lengths_folder()))
+
+
+def _add_caps(recipe: Recipe, named: Mapping[str, Any]) -> None:
+    from streampack.accounts.caps import CAPS, Capped, caps_of, described
+
+    caps = caps_of(named, recipe.fields)
+    if recipe.units[0]:
+        raise ConfigError(
+            "Caps count documents, and records of this run are groups of them.",
+            f'Pass ledger=["{caps[0].field}"], which counts without caps.',
+            setting="ledger",
+        )
+    recipe.wrappers.append(Capped(caps))
+    recipe.described[CAPS] = described(caps)

@@ -114,7 +114,9 @@ def _key(position: Position) -> bytes:
 def _folder(folder: Path, stream: DocumentStream) -> Path:
     """Return the folder of a source's records, by all settings that reading depends on."""
     config, number = stream._config, stream._number
-    described = {k: v for k, v in config.preparation.described.items() if k != "exclude"}
+    described = {
+        k: v for k, v in config.preparation.described.items() if k not in ("exclude", "caps")
+    }
     settings = [
         _VERSION, config.source.describe(), config.preparation.described_by(number), described,
         config.seed, config.shuffle, config.lanes, number,

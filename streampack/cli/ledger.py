@@ -140,6 +140,10 @@ def _print_totals(state: Mapping[str, Any], field: str | None, *, as_json: bool)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *numbers_ in rows:
             print("  ".join([name.ljust(widths[0]), *map(str.rjust, numbers_, widths[1:])]))
+    from streampack.accounts.caps import met_tokens
+
+    for value, (most, met) in met_tokens(state).get(field or "", {}).items():
+        print(f"{value}: at most {most:,} tokens; lanes have met {met:,}")
     rank, ranks = entry["rank"]
     print(f"up to batch {entry['until']:,}; the state is at batch {state['next_batch']:,}")
     for first, end in entry["gaps"]:

@@ -34,6 +34,11 @@ class AroundStream(LaneStream):
     def ended(self) -> bool:
         return self.inner.ended
 
+    @property
+    def epoch(self) -> int:
+        """Epoch of the documents that are read next."""
+        return getattr(self.inner, "epoch", 0)
+
     def begin_round(self, step: int, *, again: bool = False) -> None:
         self.inner.begin_round(step, again=again)
 

@@ -132,7 +132,7 @@ class MaskedStream(AroundStream):
         while (block := self.inner.peek()) is not None:
             if block is self._block:
                 return self._kept
-            hits = self._mask.hits(block.origin)
+            hits = self._masked(block)
             if hits.all():
                 self._refuse_endless()
                 self._consume(block, hits)
@@ -148,7 +148,9 @@ class MaskedStream(AroundStream):
     def serials(self, count: int) -> NDArray[np.int64]:
         if self._index is None:
             return super().serials(count)
-        return self.inner.serial + self._index[:count]
+        index = self._index[:count]
+        serials: NDArray[np.int64] = self.inner.serials(int(index[-1]) + 1)[index]
+        return serials
 
     def consume(self, count: int) -> None:
         block, kept, index, hits = self._block, self._kept, self._index, self._hits
@@ -158,7 +160,7 @@ class MaskedStream(AroundStream):
         assert kept is not None
         until = count
         if index is None:
-            super().consume(count)
+            self._step_over(count)
         else:
             until = int(index[count]) if count < len(index) else len(block)
             self._consume(block, hits[:until])
@@ -171,21 +173,33 @@ class MaskedStream(AroundStream):
         """Step over the first documents of a block, (N,), and count the masked ones."""
         self._count(int(hits.sum()), int(block.lengths[: len(hits)][hits].sum()))
         self._index = None
-        super().consume(len(hits))
+        self._step_over(len(hits))
+
+    def _step_over(self, count: int) -> None:
+        """Step over the first documents of `inner`, masked or not."""
+        super().consume(count)
+
+    def _masked(self, block: Documents) -> NDArray[np.bool_]:
+        """Return where documents of the next block of `inner` are masked, (N,) bool."""
+        return self._mask.hits(block.origin)
 
     def _count(self, documents: int, tokens: int) -> None:
         self.skips.counts.excluded += documents
         self.skips.counts.excluded_tokens += tokens
 
     def _refuse_endless(self) -> None:
-        epoch = getattr(self.inner, "epoch", 0)
+        epoch = self.epoch
         self._empty_since = epoch if self._empty_since is None else self._empty_since
         if epoch > self._empty_since + 1:
-            raise ConfigError(
-                f"A lane must keep a document, but all of epoch {epoch - 1} are taken out.",
-                "Leave out exclude=, or use fewer lanes.",
-                setting="exclude",
-            )
+            raise self._endless(epoch - 1)
+
+    def _endless(self, epoch: int) -> ConfigError:
+        """Return the error for an epoch of which every document is masked."""
+        return ConfigError(
+            f"A lane must keep a document, but all of epoch {epoch} are taken out.",
+            "Leave out exclude=, or use fewer lanes.",
+            setting="exclude",
+        )
 
 
 def mask_of(config: LaneConfig) -> Mask:

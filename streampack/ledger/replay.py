@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.accounts.caps import Capped
 from streampack.accounts.lengths import Block, KeptLengths, Records, Writer, identity_of, noted
 from streampack.documents.blocks import ORIGIN, Documents, offsets_of
 from streampack.exclusion.leaf import FindKeys
@@ -53,8 +54,9 @@ class Replayed(KeptLengths):
         assert isinstance(config, LaneConfig)
         records, writer = Records(folder, stream._lane), Writer(folder, stream._lane)
         finders = [stage for stage in stream._stages if isinstance(stage, FindKeys)]
-        weights = fields_of(config.packer)
-        needed = {*weights, *(name for finder in finders for name in finder.lookups)}
+        capped = (each.caps for each in config.wrappers if isinstance(each, Capped))
+        kept = {*fields_of(config.packer), *(cap.field for caps in capped for cap in caps)}
+        needed = kept.union(*(finder.lookups for finder in finders))
         read = noted(stream, blocks, writer)
         while True:
             block = None if stream._unprepared else records.get(stream._after)
@@ -73,7 +75,7 @@ class Replayed(KeptLengths):
                     )
                     for finder in finders:
                         documents = finder(documents, place)
-                    fields = {name: documents.document_fields[name] for name in weights}
+                    fields = {name: documents.document_fields[name] for name in kept}
                     documents = replace(documents, document_fields=fields)
                 self._note(stream, documents, "lengths")
                 yield documents

@@ -26,7 +26,7 @@ from streampack import (
     packing,
     sources,
 )
-from streampack.accounts.leaf import CountPieces, count
+from streampack.accounts.leaf import CountPieces, count, hash_of
 from streampack.accounts.totals import LEDGER, MOST_VALUES, OTHER, nothing, opened, plus, totals_of
 from streampack.cli.app import app
 from streampack.elastic import ElasticLoader
@@ -124,6 +124,28 @@ def test_runs_in_another_order_or_of_other_documents_have_other_digests(file: Pa
     runs = ({}, {"seed": 1}, {"shuffle": False}, {"packer": PACKERS["concat"]}, {"epochs": 2})
     digests = {totals_of(after(None, None, 1, file, **run))["digest"] for run in runs}
     assert len(digests) == len(runs)
+
+
+def test_batches_that_change_their_places_change_the_digest_as_their_contents_do(
+    file: Path,
+) -> None:
+    loader = PackedLoader(dataset_of(file))
+    taken = [(b.step * 4 + b.lane, b._attached[LEDGER].digest) for b in loader if b.num_documents]
+    numbers, batches = zip(*taken, strict=True)
+    whole = totals_of(loader.state_dict())["digest"]
+
+    def folded(digests: tuple[bytes, ...]) -> str:
+        total = nothing()
+        for number, digest in zip(numbers, digests, strict=False):
+            total = plus(total, {**nothing(), "digest": f"{hash_of(digest, number):032x}"})
+        return str(total["digest"])
+
+    assert folded(batches) == whole
+    swapped = {folded((*batches[:i], batches[i + 1], batches[i], *batches[i + 2 :]))
+               for i in range(len(batches) - 1)}  # fmt: skip
+    turned = {folded(batches[i:] + batches[:i]) for i in range(1, len(batches))}
+    assert len({whole} | swapped | turned) == 2 * len(batches) - 1
+    assert folded(batches[:-1]) != whole
 
 
 @pytest.mark.parametrize("name", PACKERS)
