@@ -62,14 +62,14 @@ def measured(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> Lane
 def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
     """Return `config` with the measurements of a saved fingerprint, as far as they apply.
 
-    Costs of rows apply if the rows have the same length.
+    A packer's measurement applies to rows of the same lengths, costs of rows to the same longest.
     """
     packer, balance = cast(Any, config.packer), saved["balance"]
     value = saved["packer"].get(packer.measures)
-    if is_unmeasured(packer) and isinstance(value, list):
+    same_rows = saved["packer"].get("seq_lens") == list(packer.seq_lens)
+    if is_unmeasured(packer) and isinstance(value, list) and same_rows:
         packer = replace(packer, **{packer.measures: tuple(value)})
-        if saved["packer"].get("seq_lens") == list(packer.seq_lens):
-            config = replace(config, packer=packer)
+        config = replace(config, packer=packer)
     current = config.choice.describe()
     if current is None or balance is None or balance["kind"] != current["kind"]:
         return config

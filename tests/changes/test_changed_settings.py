@@ -178,6 +178,24 @@ def test_the_rest_of_a_piece_may_be_whole_rows() -> None:
     assert counted(found) == Counter(range(157))
 
 
+def test_buckets_of_other_lengths_measure_their_own_shares() -> None:
+    lengths = [4] * 30 + [8] * 20 + [30] * 10
+    source = MemorySource([numbered_documents(lengths)])
+
+    def buckets(*seq_lens: int) -> PackedLoader:
+        stage = {"packer": Buckets(seq_lens=seq_lens), "batch_size": 1}
+        return loaders(source, {**stage, "window": WindowConfig(rows=8)})[0]
+
+    first = buckets(8, 32)
+    found = [batch for _, batch in zip(range(3), first, strict=False)]
+    for seq_lens in [(4, 8, 32), (16, 32)]:
+        changed = buckets(*seq_lens)
+        changed.load_state_dict(json.loads(json.dumps(first.state_dict())), allow=EVERYTHING)
+        assert counted(found + list(changed)) == Counter(range(sum(lengths)))
+        saved = changed.state_dict()["fingerprint"]["packer"]
+        assert saved["shares"] == buckets(*seq_lens).state_dict()["fingerprint"]["packer"]["shares"]
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_change_gives_the_same_global_batches_on_any_number_of_ranks(ranks: int) -> None:
     lengths = np.random.default_rng(1).integers(1, 120, 300).tolist()
