@@ -74,11 +74,13 @@ class BlockCache:
 
     Attributes:
         room: removes files above the limit.
+        ahead_bytes: bytes that a process may fetch ahead, which stay until they are read.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
+        self.ahead_bytes = limit_bytes // 8  # of several processes
         self.room = Room(folder, limit_bytes)
         self._guard = threading.Lock()
         self._held: dict[Path, tuple[Lock, int]] = {}  # with the number of threads

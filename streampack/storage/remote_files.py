@@ -69,8 +69,11 @@ class RemoteFiles:
         self._looked_up: KeepLast[str, FileInfo] = KeepLast(_MOST_LOOKED_UP)
         self._asked: dict[str, threading.Lock] = {}  # by URL that is looked up now
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
-        # Blocks of several processes stay until they are read.
-        ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 8)
+        if not storage.cache_blocks:
+            from streampack.storage.memory_blocks import MemoryBlocks
+
+            cache = MemoryBlocks(cache.folder, cache.limit_bytes, storage.read_ahead_bytes)
+        ahead = min(storage.read_ahead_bytes, cache.ahead_bytes)
         self.fetcher = Fetcher(
             cache, storage._growings, self._get, self._get_whole, self._attempts, ahead
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
@@ -52,6 +52,9 @@ class Storage:
             private temporary directory if that cannot be written.
         cache_limit_bytes: maximum size of the cache. Data of no run goes first, then data that was
             read and has come last.
+        cache_blocks: False holds fetched blocks in memory instead, in each process by itself, up to
+            `read_ahead_bytes`. Decoded content and files of servers without ranges, which processes
+            share, stay in `cache_dir`.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s. None
             repeats reading for five minutes, and looking up and listing for twenty seconds.
         timeout_s: seconds without an answer after which an attempt fails.
@@ -60,7 +63,8 @@ class Storage:
             apply to listings, which have many answers, nor to protocols that fsspec reads without
             asyncio, such as sftp://.
         read_ahead_bytes: bytes that a process may fetch ahead of all of its readers together, an
-            eighth of `cache_limit_bytes` at most; 0 turns reading ahead off.
+            eighth of `cache_limit_bytes` at most (three quarters of them without `cache_blocks`); 0
+            turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
             S3 endpoint is also taken from ``S3_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL``.
     """
@@ -70,6 +74,7 @@ class Storage:
         *,
         cache_dir: str | Path | None = None,
         cache_limit_bytes: int = 64 << 30,
+        cache_blocks: bool = True,
         retries: int | None = None,
         timeout_s: float = 60.0,
         min_bytes_per_s: float = 1024.0,
@@ -78,6 +83,7 @@ class Storage:
     ) -> None:
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
         self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes)
+        self.cache_blocks = cache_blocks
         self.retries = None if retries is None else whole_number("retries", retries, least=0)
         self.timeout_s = real_number("timeout_s", timeout_s, least=0.001)
         self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, least=0)
@@ -175,11 +181,8 @@ class Storage:
         if protocol is None:
             yield self._attempt("Reading", path, lambda: LocalFile(Path(local)))
             return
-        ranged = self.remote.open(file)
-        try:
+        with closing(self.remote.open(file)) as ranged:
             yield ranged
-        finally:
-            ranged.close()
 
     def decoded(self, file: StoredFile, what: str, make: Make, num_bytes: int = -1) -> GrowingFile:
         """Return a content derived from a file, made once for all processes of a host.
