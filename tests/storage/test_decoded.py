@@ -17,6 +17,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.errors import StorageError
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.files import LocalFile, StoredFile
 from streampack.storage.growing import THREAD_NAME
@@ -83,6 +84,25 @@ def test_lanes_that_share_a_file_decode_it_once_and_a_single_lane_copies_no_line
     assert logged(caplog, "decoded into the cache") == 1
     assert list(batches(layout(Storage(cache_dir=tmp_path / "cache")))) == first
     assert logged(caplog, "decoded into the cache") == 1
+
+
+def test_a_row_group_of_few_parts_is_not_copied_and_has_the_same_documents(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    write, kind, codec = LAYOUTS["rows.parquet"]
+    write(tmp_path / "rows.parquet", codec)
+    read = []
+    for lanes, copies in ((1, 0), (3, 0), (4, 0), (9, 1)):
+        caplog.clear()
+        storage = Storage(cache_dir=tmp_path / str(lanes))
+        parts = kind(tmp_path / "rows.parquet", storage=storage).lanes(
+            lanes, seed=0, epoch=0, shuffle=False
+        )
+        blocks = (block for part in parts for block, _ in part.read(None, ErrorPolicy()))
+        read.append([token for block in blocks for token in block.tokens.tolist()])
+        assert logged(caplog, "decoded into the cache") == copies
+    assert read[1:] == read[:1] * 3
 
 
 @pytest.mark.sampled(3)

@@ -44,8 +44,8 @@ _BATCH_BYTES = 256 << 10
 class Parquet(RowFiles):
     """Documents in a column of Parquet files, cut at any row among any number of lanes.
 
-    Row groups are cut as if their rows were equal. A row group shared by several lanes is decoded
-    into the cache, once per host; in small ones, the rows before a part are decoded and dropped.
+    Row groups are cut as if their rows were equal. A row group that is cut into many parts is
+    decoded into the cache, once per host; of others, each part decodes and drops the rows before.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
@@ -198,7 +198,7 @@ class Parquet(RowFiles):
             ) -> Iterator[pa.RecordBatch]:
                 return opened.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
 
-            inside = begin > first and num_bytes >= LEAST_BYTES
+            inside = num_bytes >= LEAST_BYTES and positions.is_divided(number, begin, stop)
             what = f"row group {number} by {size} {columns}"
             skipped, reached = max(start - first, 0), 0
             batches = _placed(decode(opened))

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
 
+_FEW_PARTS = 4
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offsets:
@@ -48,15 +50,22 @@ class Offsets:
         return [int(number) for number in np.flatnonzero(some)]
 
     def shares(self, groups: Sequence[int], start: int, stop: int) -> dict[int, float]:
-        """Return the part of each group, from its beginning, that is decoded for [start, stop).
+        """Return the part of each group, from its beginning, that is decoded for [start, stop)."""
+        shares = {}
+        for number in groups:
+            first, end = int(self.rows[number]), int(self.rows[number + 1])
+            is_whole = self.is_divided(number, start, stop)
+            shares[number] = 1.0 if is_whole else (min(stop, end) - first) / max(end - first, 1)
+        return shares
 
-        A group that `start` is inside is decoded whole, for all who read it.
+    def is_divided(self, number: int, start: int, stop: int) -> bool:
+        """Return True if `start` is inside a group that is decoded whole, for all who read it.
+
+        If parts are as large as the rows [start, stop), it has many of them. Of fewer, each decodes
+        the rows before it, which takes less time and no room in the cache.
         """
-        bounds = [(int(self.rows[number]), int(self.rows[number + 1])) for number in groups]
-        return {
-            number: 1.0 if first < start else (min(stop, end) - first) / max(end - first, 1)
-            for number, (first, end) in zip(groups, bounds, strict=True)
-        }
+        first, end = int(self.rows[number]), int(self.rows[number + 1])
+        return first < start and _FEW_PARTS * (stop - start) < end - first
 
     def row(self, at: int) -> int:
         """Return the first row that begins at a position of the weight or after it."""
