@@ -31,6 +31,7 @@ from streampack.films.files import frames_of, size_of
 from streampack.films.groups import parts_of
 from streampack.films.size import FilmSize
 from streampack.images.attachments import Attachments, Medium
+from streampack.images.boxes import moov_of
 from streampack.sources import Storage
 
 WIDTH, HEIGHT, RATE, GROUP = 1280, 720, 25, 50
@@ -166,7 +167,7 @@ def exact(path: Path, indices: Sequence[int]) -> int:
         reads.append(stop - start)
         return storage.read_range(str(path), start, stop)
 
-    parts = parts_of(film_table(read, num_bytes), indices)
+    parts = parts_of(film_table(*moov_of(read, num_bytes)), indices)
     return sum(reads) + sum(stop - start for start, stop in parts)
 
 

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from streampack.films.size import FilmSize
 from streampack.images.boxes import (
-    Read,
     child,
     clock_of,
     count_of_sizes,
+    damage_named,
     edits_of,
     inside,
-    moov_of,
     require_near,
     runs_of,
     track_duration,
@@ -48,23 +47,19 @@ class FilmTable(NamedTuple):
     others: list[int]
 
 
-def film_table(read: Read, num_bytes: int) -> FilmTable:
+@damage_named()
+def film_table(begin: int, moov: memoryview) -> FilmTable:
     """Return the size and frames of the first video track.
 
     Args:
-        read: returns bytes [start, stop) of the file.
-        num_bytes: size of the file.
+        begin, moov: result of `moov_of`.
 
     Raises:
         UncountedError: the file is damaged, fragmented, or has edits other than a cut of its begin.
     """
-    try:
-        begin, moov = moov_of(read, num_bytes)
-        track, others = track_of(moov, b"vide")
-        table = _in_track(track, child(moov, b"mvhd"))
-        return table._replace(others=[begin + each for each in others])
-    except (struct.error, ZeroDivisionError, OverflowError) as error:
-        raise UncountedError(f"has a damaged moov box ({error})") from error
+    track, others = track_of(moov, b"vide")
+    table = _in_track(track, child(moov, b"mvhd"))
+    return table._replace(others=[begin + each for each in others])
 
 
 def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
@@ -84,7 +79,7 @@ def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
     if is_even and (np.diff(np.sort(shown)) != longest).any():
         raise UncountedError("has frames of even durations at uneven times")
     end = max(last + longest, first + ticks)
-    spans = (ticks, end, end - first, last - first)
+    spans = (ticks, end, end - first, last - first, last)
     # Which duration the last of uneven frames has is told in different ways.
     rounding = 1 + (0.01 * longest if is_even else longest)
     require_near(duration, scale, spans, rounding)

@@ -6,6 +6,7 @@ import copy
 import re
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -38,6 +39,39 @@ def counting(processor: Any, token: str) -> Any:
     copied = copy.copy(processor)
     copied.tokenizer = _Runs(processor.tokenizer, token)
     return copied
+
+
+class Interleaved:
+    """Token ids of a film with sound, by the processor's own order of the tokens of both.
+
+    Args:
+        processor: a processor of Qwen-Omni.
+        tokens: number of tokens of the sound.
+
+    Attributes:
+        processor: a copy that is called for the film, and then sets `ids`.
+        ids: token ids between the two tokens that mark a film.
+    """
+
+    def __init__(self, processor: Any, tokens: int) -> None:
+        self.processor, self._tokens, self.ids = copy.copy(processor), tokens, np.zeros(0, np.int64)
+        self.processor.replace_video_token = self._replaced
+        # The order is written as a text, which is short if each token is one letter.
+        self._letters, self._id = copy.copy(processor), np.zeros(1 << 7, dtype=np.int64)
+        names = ("video_token", "audio_token", "audio_bos_token", "audio_eos_token")
+        for letter, name in zip("vabe", names, strict=True):
+            token = getattr(processor, name)
+            self._id[ord(letter)] = processor.tokenizer.convert_tokens_to_ids(token)
+            setattr(self._letters, name, letter)
+
+    def _replaced(self, video_inputs: Any, video_idx: int, **settings: Any) -> str:
+        sounds = {"num_audio_tokens": [self._tokens]}
+        text = self._letters.replace_video_with_audio_token(
+            video_inputs, video_idx, sounds, 0, **settings
+        )
+        self.ids = self._id[np.frombuffer(text.encode(), dtype=np.uint8)]
+        token: str = self.processor.video_token
+        return token
 
 
 class _Runs:

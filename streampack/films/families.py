@@ -30,6 +30,8 @@ class FilmFamily:
         resizes: frames that have the size after the resize need none.
         copies: the processor copies the values of frames when it counts.
         alike: models take the films of a batch only with the same number of frames.
+        sound: in transformers 5 models take the sound inside films, by `load_audio_from_video` of
+            the processor.
         by_values: setting of the video processor with which counts depend on the values of pixels.
         since_5: the processor is read from transformers 5 on.
     """
@@ -42,6 +44,7 @@ class FilmFamily:
     resizes: bool = True
     copies: bool = False
     alike: bool = False
+    sound: bool = False
     by_values: str = ""
     since_5: bool = True
 
@@ -50,8 +53,8 @@ FILM_FAMILIES = {
     "Qwen2VLProcessor": FilmFamily(_VISION, since_5=False),
     "Qwen2_5_VLProcessor": FilmFamily(_VISION, since_5=False),
     "Qwen3VLProcessor": FilmFamily(_VISION, timed=True, since_5=False),
-    "Qwen2_5OmniProcessor": FilmFamily("<|vision_bos|>{}<|vision_eos|>", axes=True),
-    "Qwen3OmniMoeProcessor": FilmFamily(_VISION, axes=True),
+    "Qwen2_5OmniProcessor": FilmFamily("<|vision_bos|>{}<|vision_eos|>", axes=True, sound=True),
+    "Qwen3OmniMoeProcessor": FilmFamily(_VISION, axes=True, sound=True),
     "Glm4vProcessor": FilmFamily(_GLM, "image_token", axes=True, apart=True),
     "Glm46VProcessor": FilmFamily(_GLM, "image_token", axes=True),
     "Glm5NextProcessor": FilmFamily(_GLM, "image_token", resizes=False),
@@ -83,13 +86,12 @@ REFUSED = {
 
 
 def refuse_sound_inside(settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if settings ask for the sound inside films, as Qwen-Omni takes it."""
+    """Raise `ConfigError` if arguments of a template ask for the sound inside films."""
     for name in ("load_audio_from_video", "use_audio_in_video"):
         if settings.get(name):
             raise ConfigError(
-                f"Films are packed without their sound, got {name}={settings[name]!r}: its tokens "
-                "alternate with tokens of frames, and a batch without films would run no tower "
-                "of sounds.",
-                f"Leave out {name}, and pack the sound by itself with Sounds in a run of its own.",
+                f"template_kwargs must not have {name}, got {settings[name]!r}: a template writes "
+                "a film with sound as one without.",
+                "Set processor.load_audio_from_video = True, for Qwen2.5-Omni or Qwen3-Omni.",
                 setting=name,
             )

@@ -6,6 +6,7 @@ PyAV decodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from streampack.films.boxes import FilmTable, film_table
 from streampack.films.groups import groups_of, parts_of
 from streampack.films.size import FilmSize
+from streampack.images.boxes import has_boxes, moov_of, tracks_of
 from streampack.images.images import BrokenImageError, named_failures
 from streampack.images.media_file import (
     MediaFile,
@@ -23,53 +25,56 @@ from streampack.images.media_file import (
     opened,
     size_in,
 )
+from streampack.sounds import files as sounds
+from streampack.sounds.heads import SoundSize, format_of
+from streampack.sounds.tracks import samples_of_track
 from streampack.storage.storage import Storage
 
-#: Kinds of the first box of mp4 and mov files.
-_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
 #: Share by which the frames per second may differ.
 _TOLERANCE = 0.02
 
 
 def _format(start: bytes) -> str:
-    """Return FFmpeg's name of a format by the first bytes of a file.
-
-    Raises:
-        UncountedError: it is of another format.
-    """
-    if start[4:8] in _BOXES:
-        return "mov"
-    if start[:4] == b"\x1aE\xdf\xa3":
-        return "matroska"
-    if start[:4] == b"RIFF" and start[8:12] == b"AVI ":
-        return "avi"
-    raise UncountedError("is not an mp4, mov, webm, mkv or avi file")
+    """Return FFmpeg's name of a format of films; raise `UncountedError` for another one."""
+    if (form := format_of(start)) not in ("mov", "matroska", "avi"):
+        raise UncountedError(f"is {form}, not an mp4, mov, webm, mkv or avi file")
+    return form
 
 
-def size_of(reference: bytes | str, storage: Storage, *, count_packets: bool = False) -> FilmSize:
+def size_of(
+    reference: bytes | str, storage: Storage, *, count_packets: bool = False, sound: bool = False
+) -> FilmSize:
     """Return the size of a film from the head of its file.
 
     Args:
-        count_packets: read files whole if their heads do not count the frames.
+        count_packets: read files whole if their heads do not count the frames or samples.
+        sound: count the samples of its sound, too.
 
     Raises:
         BrokenImageError: the file is missing, damaged, or its head does not count the frames.
         StorageError: the file could not be read; a retry may succeed.
     """
-    return size_in(reference, storage, _in_head, _counted, count_packets=count_packets)
+    in_head, counted = partial(_in_head, sound=sound), partial(_counted, sound=sound)
+    return size_in(reference, storage, in_head, counted, count_packets=count_packets)
 
 
-def _in_head(file: MediaFile) -> FilmSize:
+def _in_head(file: MediaFile, *, sound: bool) -> FilmSize:
     """Return the size of a film in its head; raise `UncountedError` if it is not there."""
     kind = _format(file.start)
     if kind != "mov":
         raise UncountedError(f"is {kind}, and its head does not count the frames")
-    return film_table(file.part, file.num_bytes).size
+    begin, moov = moov_of(file.part, file.num_bytes)
+    size = film_table(begin, moov).size
+    if sound and tracks_of(moov, b"soun"):
+        samples, rate = SoundSize.of(*samples_of_track(moov))
+        size = size._replace(samples=samples, sound_rate=rate)
+    return size
 
 
-def _counted(file: MediaFile) -> FilmSize:
+def _counted(file: MediaFile, *, sound: bool) -> FilmSize:
     """Return the size of a film by the number of its packets; one frame is decoded."""
     with opened(file, _format(file.start), "video") as (container, stream):
+        has_sound = sound and bool(container.streams.audio)
         frame = next(container.decode(stream))
         height, width = frame.height, frame.width
         if frame.rotation % 180:
@@ -81,7 +86,7 @@ def _counted(file: MediaFile) -> FilmSize:
         rate = stream.average_rate or stream.guessed_rate
     if not rate:
         raise BrokenImageError("it tells no frames per second; name its sizes by sizes=")
-    return FilmSize.of(frames, height, width, rate)
+    return FilmSize.of(frames, height, width, rate, *(sounds.counted(file) if has_sound else ()))
 
 
 def frames_of(
@@ -116,15 +121,37 @@ def frames_of(
     return np.stack([kept[index] for index in indices])
 
 
-def declare(file: MediaFile, indices: Sequence[int]) -> None:
-    """Declare the bytes that `frames_of` will read of a film."""
+def sound_of(
+    reference: bytes | str, size: FilmSize, rate: int, storage: Storage | None
+) -> NDArray[np.float32] | None:
+    """Decode the sound of a film; None without one. See `samples_of`."""
+    if size.samples:
+        return sounds.samples_of(reference, size.sound, rate, storage)
+    with named_failures(reference), media_file(reference, storage or Storage()) as file:
+        if has_boxes(file.start):
+            _, moov = moov_of(file.part, file.num_bytes)
+            has_sound = bool(tracks_of(moov, b"soun"))
+        else:
+            with opened(file, _format(file.start), "video") as (container, _):
+                has_sound = bool(container.streams.audio)
+        if has_sound:
+            raise BrokenImageError("sound, and its size by sizes= names no samples")
+    return None
+
+
+def declare(file: MediaFile, indices: Sequence[int], *, sound: bool = False) -> None:
+    """Declare the bytes that `frames_of` will read of a film, then of its sound."""
     _declared(file, sorted({*indices}))
+    if sound:
+        of_frames = file.declared
+        sounds.declare(file)
+        file.declared = [*of_frames, *file.declared]
 
 
 def _declared(file: MediaFile, wanted: Sequence[int]) -> FilmTable | None:
     """Declare the bytes that will be read, and return the frames by the head of a file, or None."""
     try:
-        table = film_table(file.part, file.num_bytes)
+        table = film_table(*moov_of(file.part, file.num_bytes))
         parts = parts_of(table, wanted)
     except UncountedError:
         file.declare_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,14 +14,13 @@ from numpy.typing import NDArray
 
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
-from streampack.films.counting import Shapes, counting
+from streampack.films.counting import Interleaved, Shapes, counting
 from streampack.films.families import (
     FILM_FAMILIES,
     REFUSED,
     FilmFamily,
-    refuse_sound_inside,
 )
-from streampack.films.files import declare, frames_of, size_of
+from streampack.films.files import declare, frames_of, size_of, sound_of
 from streampack.films.size import FilmSize
 from streampack.images.attachments import (
     ROWS,
@@ -33,6 +33,7 @@ from streampack.images.attachments import (
 from streampack.images.families import FAMILIES, Family, family_of
 from streampack.images.fetching import Heads
 from streampack.images.media_file import fetch_ahead, require_av
+from streampack.sounds.planner import SoundPlanner, require_marked
 from streampack.storage.storage import Storage
 
 _KEPT_SIZES = 1 << 12
@@ -58,10 +59,14 @@ class _Planned(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """The size of a film, and sampled frames (N, height, width, 3); None stands for grey ones."""
+    """The size of a film, its sampled frames (N, height, width, 3), and the samples of its sound.
+
+    None stands for grey frames, and for no sound.
+    """
 
     size: FilmSize
     frames: NDArray[np.uint8] | None
+    samples: NDArray[np.float32] | None
 
 
 class FilmPlanner:
@@ -94,7 +99,13 @@ class FilmPlanner:
             self._around = processor.vision_start_token, processor.vision_end_token
         self._added = {*processor.tokenizer.added_tokens_decoder}
         self._planned: dict[FilmSize, _Planned] = {}
-        self._counting = counting(processor, getattr(processor, self.films.features))
+        #: Planner of the sounds inside films; None if they are not read.
+        self.sound: SoundPlanner | None = None
+        self._frames = processor
+        if getattr(processor, "load_audio_from_video", False):
+            self.sound, self._frames = SoundPlanner(processor), copy.copy(processor)
+            self._frames.load_audio_from_video = False
+        self._counting = counting(self._frames, getattr(processor, self.films.features))
 
     def _id(self, text: str) -> int:
         return int(self.processor.tokenizer.convert_tokens_to_ids(text))
@@ -104,7 +115,17 @@ class FilmPlanner:
         simple = (str, int, float, bool, type(None))
         settings = {k: v for k, v in vars(self.processor).items() if isinstance(v, simple)}
         settings.pop("chat_template", None)  # of the fingerprint of texts
-        return {"processor": self.name, **settings, **json.loads(self._videos.to_json_string())}
+        for name in ("videos_kwargs", "text_kwargs"):  # of transformers 5, which calls with them
+            if named := getattr(self.processor, name, None):
+                settings[name] = f"{named}"
+        described = {
+            "processor": self.name, **settings, **json.loads(self._videos.to_json_string())
+        }  # fmt: skip
+        if self.sound is not None:
+            names = ("seconds_per_chunk", "position_id_per_seconds")
+            order = {name: getattr(self.processor, name, None) for name in names}
+            described["sound"] = {**self.sound.describe(), **order}
+        return described
 
     def replaced(
         self,
@@ -116,19 +137,32 @@ class FilmPlanner:
 
         Raises:
             ValueError: a text beside a film would have other tokens with the film's own text, such
-                as a time.
+                as a time; or models would not find the sound of a film.
         """
         for place, ids in zip(places.tolist(), written, strict=False):
             if tokens[place] == self.token_id and len(ids):
                 self._require_apart(tokens[max(place - _BESIDE, 0) : place], ids[:_BESIDE])
                 self._require_apart(ids[-_BESIDE:], tokens[place + 1 : place + 1 + _BESIDE])
         places = places[tokens[places] == self.token_id]
+        if self.sound is not None:
+            self._require_found(tokens, places, written)
         if self._around is None or not len(places):
             return places[:0]
         inner = places[(places > 0) & (places + 1 < len(tokens))]
         start, end = map(self._id, self._around)
         both = inner[(tokens[inner - 1] == start) & (tokens[inner + 1] == end)]
         return np.concatenate([both - 1, both + 1])
+
+    def _require_found(
+        self, tokens: NDArray[Any], places: NDArray[np.int64], written: Sequence[NDArray[np.int64]]
+    ) -> None:
+        """Raise `ValueError` for a document in which models find the sounds of films wrongly."""
+        processor = self.processor
+        around = [self._id(processor.vision_bos_token), self._id(processor.vision_eos_token)]
+        require_marked(tokens, places, around, self.token)
+        begin = self._id(processor.audio_bos_token)
+        if len({bool(ids[0] == begin) for ids in written if len(ids)}) > 1:
+            raise ValueError("has films with sound and films without, which models do not tell")
 
     def _require_apart(self, before: NDArray[Any], after: NDArray[Any]) -> None:
         """Raise `ValueError` if the texts of two lists of ids have other ids when joined."""
@@ -157,8 +191,12 @@ class FilmPlanner:
 
     def size(self, medium: Medium, storage: Storage) -> FilmSize:
         """Return the size of a film from the head of its file; raises like `size_of`."""
-        counted = medium.settings.count_packets
-        return size_of(medium.reference, storage, count_packets=counted)
+        return size_of(
+            medium.reference,
+            storage,
+            count_packets=medium.settings.count_packets,
+            sound=self.sound is not None,
+        )
 
     def sizes(self, attached: Attachments, heads: Heads) -> tuple[Size, ...]:
         """Return the sizes of films; raises like `Heads.sizes`."""
@@ -174,8 +212,12 @@ class FilmPlanner:
         Raises:
             ValueError: the processor refuses a size.
         """
-        planned = [self._plan(FilmSize(*size)) for size in sizes]
+        planned = [self._plan(self._film(size)) for size in sizes]
         return [each.ids for each in planned], np.array([each.patches for each in planned])
+
+    def _film(self, size: Size) -> FilmSize:
+        """Return a size as one of a film, without sound in runs that do not read it."""
+        return FilmSize(*(size[:5] if self.sound is None else size))
 
     def _plan(self, size: FilmSize) -> _Planned:
         if (planned := self._planned.get(size)) is None:
@@ -198,8 +240,13 @@ class FilmPlanner:
             film = torch.empty(shape, dtype=torch.uint8, device="meta")
             settings = {"do_rescale": False, "do_normalize": False}
         metadata = self._metadata(size)
+        processor, inside = self._counting, None
+        if self.sound is not None and size.samples:
+            ((of_sound,), _) = self.sound.plan([size.sound])
+            inside = Interleaved(processor, len(of_sound))
+            processor = inside.processor
         with Shapes():
-            made = self._called(film, metadata, self._counting, **settings)
+            made = self._called(film, metadata, processor, **settings)
         sampled = metadata.frames_indices  # set by the processor
         indices = [*map(int, range(size.frames) if sampled is None else sampled)]
         if not indices or min(indices) < 0 or max(indices) >= size.frames:
@@ -213,7 +260,8 @@ class FilmPlanner:
         grid = grids[0].tolist() if grids is not None and len(grids) == 1 else None
         rows = _rows_of(made)
         patches = len(rows[0]) if self._nested else len(rows)
-        return _Planned(indices, made["input_ids"][0].numpy(), patches, grid)
+        ids = made["input_ids"][0].numpy() if inside is None else inside.ids
+        return _Planned(indices, ids, patches, grid)
 
     def _called(self, film: Any, metadata: Any, processor: Any, **settings: Any) -> Any:
         """Return a processor's result for a placeholder and a film (N, 3, height, width)."""
@@ -242,17 +290,22 @@ class FilmPlanner:
 
     def fetch_ahead(self, url: str, size: Size, storage: Storage) -> None:
         """Let threads fetch the bytes that `opened` reads of a film by URL."""
-        indices = self._plan(FilmSize(*size)).indices
-        fetch_ahead(url, storage, partial(declare, indices=indices))
+        film = self._film(size)
+        indices, sound = self._plan(film).indices, bool(film.samples)
+        fetch_ahead(url, storage, partial(declare, indices=indices, sound=sound))
 
     def opened(self, reference: Reference, size: Size, storage: Storage | None) -> _Opened:
-        """Return the sampled frames of a film; raises like `frames_of`."""
-        film = FilmSize(*size)
-        return _Opened(film, frames_of(reference, film, self._plan(film).indices, storage))
+        """Return the sampled frames of a film, and its sound; raises like `frames_of`."""
+        film, samples = self._film(size), None
+        if self.sound is not None:
+            samples = sound_of(reference, film, self.sound.sampling_rate, storage)
+        return _Opened(film, frames_of(reference, film, self._plan(film).indices, storage), samples)
 
     def blank(self, size: Size) -> _Opened:
-        """Return grey frames as replacement for a broken film."""
-        return _Opened(FilmSize(*size), None)
+        """Return grey frames and silence as replacement for a broken film."""
+        film = self._film(size)
+        silence = self.sound.blank(film.sound) if self.sound and film.samples else None
+        return _Opened(film, None, silence)
 
     def arrays(self, opened: _Opened) -> dict[str, NDArray[Any]]:
         """Return the model's arrays for a film."""
@@ -271,10 +324,16 @@ class FilmPlanner:
                 raise ValueError(f"needs grey frames of {side[1]} x {side[0]} pixels")
             film = torch.full((), 127, dtype=torch.uint8).expand(shape)
         metadata = self._metadata(opened.size, [*planned.indices])
-        made = self._called(film, metadata, self.processor, do_sample_frames=False, **settings)
-        if not np.array_equal(ids := made["input_ids"][0].numpy(), planned.ids):
+        processor, inside, of_sound = self._frames, None, {}
+        if self.sound is not None and opened.samples is not None:
+            of_sound = self.sound.arrays(opened.samples)
+            inside = Interleaved(processor, self.sound.sounds.tokens(self.sound.count(of_sound)))
+            processor = inside.processor
+        made = self._called(film, metadata, processor, do_sample_frames=False, **settings)
+        ids = made["input_ids"][0].numpy() if inside is None else inside.ids
+        if not np.array_equal(ids, planned.ids):
             raise ValueError(f"{len(ids)} tokens, other than the {len(planned.ids)} planned")
-        arrays = {name: np.asarray(made[name]) for name in made if name not in _OF_TEXT}
+        arrays = {name: np.asarray(made[name]) for name in made if name not in _OF_TEXT} | of_sound
         return {name: each[0] for name, each in arrays.items()} if self._nested else arrays
 
     def count(self, arrays: Mapping[str, NDArray[Any]]) -> int:
@@ -339,7 +398,13 @@ def _family_of(processor: Any) -> FilmFamily:
             setting="processor",
         )
     family = FILM_FAMILIES[name]
-    refuse_sound_inside({"load_audio_from_video": getattr(processor, "load_audio_from_video", 0)})
+    if getattr(processor, "load_audio_from_video", False) and not family.sound:
+        raise ConfigError(
+            f"The sound inside films is read for Qwen2.5-Omni and Qwen3-Omni, got {name} with "
+            "load_audio_from_video=True.",
+            "Set processor.load_audio_from_video = False.",
+            setting="processor",
+        )
     if family.by_values and getattr(processor.video_processor, family.by_values):
         raise ConfigError(
             f"processor must count the tokens of films by their sizes, and with {family.by_values} "

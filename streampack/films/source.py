@@ -27,7 +27,8 @@ class Films(MediaSource):
 
     A film is planned by its frames, height, width and rate. These are read from the heads of mp4
     and mov files, by one or two ranges; the heads of webm, mkv, avi and fragmented mp4 files do not
-    count the frames. After the plan PyAV decodes the frames that the processor samples.
+    count the frames. After the plan PyAV decodes the frames that the processor samples. With
+    ``processor.load_audio_from_video = True`` Qwen2.5-Omni and Qwen3-Omni get their sound, too.
 
     Args:
         data: as for `Images`.
@@ -36,7 +37,8 @@ class Films(MediaSource):
         images: field with the images, or several; None means "images" or "image".
         sizes: fields with the number of frames, the height, the width (after rotation), and the
             frames per second of the films; numbers or lists. None reads heads. A film of another
-            size is an error when it is decoded.
+            size is an error when it is decoded. Where the sound is read, two more fields have its
+            samples (0 without sound) and their rate.
         count: "head" refuses films if their heads do not count the frames; "packets" reads these
             whole, once more than for decoding.
         folder: as for `Images`; base of relative paths.
@@ -54,6 +56,7 @@ class Films(MediaSource):
     kind, usual = "video", ("videos", "video")
     size = FilmSize.of
     sized_by = ("frames", "height", "width", "frames per second")
+    sized_more = ("samples of sound", "samples per second")
     planner = FilmPlanner
 
     @explained
@@ -64,7 +67,7 @@ class Films(MediaSource):
         text: str | None = None,
         videos: str | Sequence[str] | None = None,
         images: str | Sequence[str] | None = None,
-        sizes: tuple[str, str, str, str] | None = None,
+        sizes: tuple[str, ...] | None = None,
         count: str = "head",
         folder: str | os.PathLike[str] | None = None,
         placeholder: str | None = None,

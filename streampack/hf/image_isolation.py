@@ -14,6 +14,7 @@ from streampack.hf.slot_outputs import largest_movement, of_slots
 from streampack.images.model_arguments import (
     media_of,
     of_images,
+    sound_inside,
     types_of,
     with_changed_images,
 )
@@ -54,7 +55,8 @@ def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
     ids = batch.input_ids.view(-1)[batch.document_ids.view(-1) == number][None]
     # Without a mask some models derive document boundaries from the positions of images.
     mask = torch.ones_like(ids)
-    extra = of_images(media_of(batch, number), ids, places, model)
+    media = media_of(batch, number)
+    extra = {**of_images(media, ids, places, model), **sound_inside(media)}
     if takes(model, "mm_token_type_ids"):
         start = int((batch.document_ids.view(-1) == number).int().argmax())
         extra |= types_of(ids, places, start)

@@ -130,6 +130,7 @@ class BatchMedia(NamedTuple):
         pieces: (A,) int64, document piece of each image.
         blank: (n,) int64, slots that get the features of a small grey image if the batch has no
             image, so that every rank runs the vision tower. `arrays` then hold that image.
+        blank_ids: (n,) int64, ids of these slots.
         form: form in which the model takes images.
         image_id: id of the tokens that get image features.
         video_id: id of the tokens that get the features of films, or -1.
@@ -141,6 +142,7 @@ class BatchMedia(NamedTuple):
     entries: NDArray[np.int64]
     pieces: NDArray[np.int64]
     blank: NDArray[np.int64]
+    blank_ids: NDArray[np.int64]
     form: MediaForm
     image_id: int
     video_id: int
@@ -158,8 +160,9 @@ class BatchMedia(NamedTuple):
         """Return a copy without images."""
         none = self.pieces[:0]
         return self._replace(
-            arrays={}, spans=self.spans[:0], entries=none, pieces=none, blank=none, kinds=none
-        )
+            arrays={}, spans=self.spans[:0], entries=none, pieces=none, blank=none,
+            blank_ids=none, kinds=none,
+        )  # fmt: skip
 
 
 def objects(values: list[Any]) -> NDArray[Any]:

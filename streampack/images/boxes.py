@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,31 @@ _LAST_BYTES = 4 << 20
 _MOST_MOOV_BYTES, _MOST_BOXES = 64 << 20, 1000
 _FRAGMENTED = "is a fragmented mp4, and its head does not count the frames"
 
+#: Kinds of the first box of mp4 and mov files.
+_FIRST = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
+#: Packets of a track, at most, of which each is located by itself.
+_MOST_PACKETS = 1 << 22
+#: Bytes between packets of a track, such as of another one, that are fetched with them.
+_MOST_BETWEEN = 64 << 10
+
 Read = Callable[[int, int], bytes]
 
 
+@contextmanager
+def damage_named() -> Iterator[None]:
+    """Turn errors about damaged tables into `UncountedError`."""
+    try:
+        yield
+    except (struct.error, ZeroDivisionError, OverflowError, IndexError) as error:
+        raise UncountedError(f"has a damaged moov box ({error})") from error
+
+
+def has_boxes(start: bytes) -> bool:
+    """Return True for the first bytes of an mp4 or mov file."""
+    return start[4:8] in _FIRST
+
+
+@damage_named()
 def moov_of(read: Read, num_bytes: int) -> tuple[int, memoryview]:
     """Return where the content of `moov` begins, and it, by two reads in the usual cases."""
     low, at = 0, 0
@@ -91,19 +114,22 @@ def track_of(moov: memoryview, handler: bytes) -> tuple[memoryview, list[int]]:
     Raises:
         UncountedError: there is no such track, or the file is fragmented.
     """
-    boxes, first, others = [*_placed(moov)], None, []
+    boxes = [*_placed(moov)]
     if any(kind == b"mvex" for kind, *_ in boxes):
         raise UncountedError(_FRAGMENTED)
-    for kind, at, track in boxes:
-        if kind != b"trak":
-            continue
-        if first is None and bytes(child(track, b"mdia", b"hdlr")[8:12]) == handler:
-            first = track
-        else:
-            others.append(at + 4)
-    if first is None:
+    if not (tracks := tracks_of(moov, handler)):
         raise UncountedError(f"has no track of kind {handler.decode()}")
-    return first, others
+    first, track = tracks[0]
+    return track, [at + 4 for kind, at, _ in boxes if kind == b"trak" and at != first]
+
+
+def tracks_of(moov: memoryview, handler: bytes) -> list[tuple[int, memoryview]]:
+    """Return where the tracks with a handler begin in `moov`, and their contents."""
+    return [
+        (at, track)
+        for kind, at, track in _placed(moov)
+        if kind == b"trak" and bytes(child(track, b"mdia", b"hdlr")[8:12]) == handler
+    ]
 
 
 def clock_of(box: memoryview) -> tuple[int, int]:
@@ -183,3 +209,47 @@ def edits_of(track: memoryview) -> tuple[int, int, int] | None:
         raise UncountedError(f"has a list of {len(shown)} edits, which repeat or change its frames")
     whole = sum(length for length, _, _ in parts)
     return (shown[0][1], shown[0][0], whole) if shown else (0, 0, whole)
+
+
+def packets_of(table: memoryview) -> NDArray[np.int64]:
+    """Return where each packet of `stbl` begins and ends in the file, (packets, 2), in order."""
+    sizes = _sizes(table)
+    boxes = dict(inside(table))
+    kind = ">u8" if b"co64" in boxes else ">u4"
+    box = boxes[b"co64"] if b"co64" in boxes else child(table, b"stco")
+    (chunks,) = struct.unpack_from(">I", box, 4)
+    runs = child(table, b"stsc")
+    (count,) = struct.unpack_from(">I", runs, 4)
+    if 8 + chunks * int(kind[-1]) > len(box) or 8 + 12 * count > len(runs):
+        raise UncountedError("has a table of places that is cut")
+    offsets = np.frombuffer(box, kind, chunks, 8).astype(np.int64)
+    firsts, each, _ = np.frombuffer(runs, ">u4", 3 * count, 8).reshape(-1, 3).astype(np.int64).T
+    lengths = np.diff(np.append(firsts, chunks + 1))  # in chunks, of runs with as many packets each
+    is_wrong = not count or firsts[0] != 1 or min(lengths.min(), each.min()) < 1
+    if is_wrong or (lengths * each).sum() != len(sizes):
+        raise UncountedError("has a table of places for another number of frames")
+    packets = np.repeat(each, lengths)
+    before = np.cumsum(sizes) - sizes
+    chunk = np.repeat(np.arange(chunks), packets)
+    begins = offsets[chunk] + before - before[np.cumsum(packets) - packets][chunk]
+    return np.column_stack((begins, begins + sizes))
+
+
+def _sizes(table: memoryview) -> NDArray[np.int64]:
+    """Return the sizes of the packets in bytes."""
+    box = child(table, b"stsz")
+    _, same, count = struct.unpack_from(">III", box)
+    if count > _MOST_PACKETS:
+        raise UncountedError(f"has {count} packets")
+    if same:
+        return np.full(count, same, dtype=np.int64)
+    return np.frombuffer(box, ">u4", count, 12).astype(np.int64)
+
+
+def parts_around(packets: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the bytes [start, stop) of packets (N, 2), in order, with little between them."""
+    packets = packets[np.argsort(packets[:, 0], kind="stable")]
+    stops = np.maximum.accumulate(packets[:, 1])
+    begins = np.flatnonzero(np.append(True, packets[1:, 0] > stops[:-1] + _MOST_BETWEEN))
+    ends = np.append(begins[1:], len(packets)) - 1
+    return [*zip(packets[begins, 0].tolist(), stops[ends].tolist(), strict=True)]

@@ -173,6 +173,7 @@ def opened(file: MediaFile, form: str, kind: str) -> Iterator[tuple[Any, Any]]:
         kind: "video" or "audio".
     """
     av = require_av()
+    file.seek(0)
     try:
         with av.open(file, format=form) as container:
             stream = next(iter(getattr(container.streams, kind)), None)

@@ -22,6 +22,7 @@ class MediaSource(Images):
         usual: default fields; a record has at most one of them.
         size: function from the numbers of `sizes` to a size; raises `ValueError`.
         sized_by: these numbers in words, in order.
+        sized_more: further numbers, which `sizes` need not have.
         planner: class of the planner.
     """
 
@@ -29,6 +30,7 @@ class MediaSource(Images):
     usual: ClassVar[tuple[str, ...]]
     size: ClassVar[Any]
     sized_by: ClassVar[tuple[str, ...]]
+    sized_more: ClassVar[tuple[str, ...]] = ()
     planner: ClassVar[type[Any]]
 
     def _open(
@@ -51,7 +53,8 @@ class MediaSource(Images):
         """
         one_of("count", arguments["count"], ("head", "packets"))
         sizes, folder, storage = arguments["sizes"], arguments["folder"], arguments["storage"]
-        if sizes is not None and (isinstance(sizes, str) or len(sizes) != len(self.sized_by)):
+        numbers = (len(self.sized_by), len(self.sized_by) + len(self.sized_more))
+        if sizes is not None and (isinstance(sizes, str) or len(sizes) not in numbers):
             raise ConfigError(
                 f"sizes must be {len(self.sized_by)} names of fields, got {sizes!r}.",
                 f"Name the fields of {', '.join(self.sized_by)}, in this order.",

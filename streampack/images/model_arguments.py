@@ -33,7 +33,10 @@ def with_media(arguments: dict[str, Any], batch: Any, model: Any = None) -> dict
     places, ids = images_of(batch), arguments["input_ids"]
     if len(places.blank):
         ids = ids.clone()
-        ids[0, torch.from_numpy(places.blank).to(ids.device)] = places.image_id
+        slots, blank_ids = (
+            torch.from_numpy(each).to(ids.device) for each in (places.blank, places.blank_ids)
+        )
+        ids[0, slots] = blank_ids.to(ids.dtype)
     result = {**arguments, "input_ids": ids, **of_images(batch.media, ids, places, model)}
     if places.form.axes:
         if "video" in places.kinds:
@@ -96,12 +99,39 @@ def _counted_axes(positions: Tensor, batch: Any, model: Any) -> Tensor:
         numbers = np.arange(first[run], first[run + 1])
         if len(numbers):
             media = {name: each.cpu() for name, each in _part(batch.media, places, numbers).items()}
-            held = {**media, **types_of(ids[:, start:stop], places, start)}
-            held = {"input_ids": ids[:, start:stop], **held}
+            own_ids = ids[:, start:stop]
+            held = {
+                "input_ids": own_ids,
+                "attention_mask": torch.ones_like(own_ids),
+                **media,
+                **types_of(own_ids, places, start),
+                **_of_omni(media),
+            }
             taken = inspect.signature(owner.get_rope_index).parameters
             counted, _ = owner.get_rope_index(**{k: v for k, v in held.items() if k in taken})
+            if counted.is_floating_point():  # of Qwen3-Omni
+                axes = axes.to(counted.dtype)
             axes[:, start:stop] = counted[:, 0]
     return torch.cat([positions[None], axes[:, None].to(positions.device)])
+
+
+def _of_omni(media: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the names under which models of Qwen-Omni count the positions of films with sound."""
+    if "video_second_per_grid" not in media:
+        return {}
+    seconds, inside = {"second_per_grids": media["video_second_per_grid"]}, sound_inside(media)
+    lengths = media["feature_attention_mask"].sum(1) if inside else None
+    return {**seconds, **inside, "audio_seqlens": lengths}
+
+
+def sound_inside(media: dict[str, Tensor]) -> dict[str, bool]:
+    """Return the argument with which models find the sounds of a document's films, if it has any.
+
+    Args:
+        media: the document's media arguments.
+    """
+    inside = "input_features" in media and "pixel_values_videos" in media
+    return {"use_audio_in_video": True} if inside else {}
 
 
 def types_of(ids: Tensor, places: Any, start: int) -> dict[str, Tensor]:
@@ -151,10 +181,10 @@ def kind_of_array(name: str) -> str:
 
 
 def in_images(batch: Any) -> Tensor:
-    """Return a (T,) bool mask, True on image slots."""
+    """Return a (T,) bool mask, True on image slots and those beside, by which models find them."""
     where = np.zeros(batch.rows * batch.seq_len, dtype=np.bool_)
     for start, stop in images_of(batch).spans:
-        where[start:stop] = True
+        where[max(start - 1, 0) : stop + 1] = True
     return torch.from_numpy(where).to(batch.device)
 
 

@@ -301,20 +301,23 @@ class MediaProcessing:
         pieces = np.array([each.piece for each in held], dtype=np.int64)[owners]
         names = dict.fromkeys(key for each in made for key in each)
         arrays = {key: joined([each[key] for each in made if key in each]) for key in names}
-        of_arrays = [next(kind for kind in ROWS if ROWS[kind] in each) for each in made]
-        slots = np.zeros(0, dtype=np.int64)
-        if not made:
-            arrays, slots = self._blank(rows)
+        # A film with sound counts as two, the film last, by which `show` names their tokens.
+        of_arrays = [[kind for kind in reversed(ROWS) if ROWS[kind] in each] for each in made]
+        number = [len(each) for each in of_arrays]
+        entries = [len(a[ROWS[k]]) for a, each in zip(made, of_arrays, strict=True) for k in each]
+        array_kinds = np.array([kind for each in of_arrays for kind in each], dtype="U5")
+        blank, slots, slot_ids = self._blank(rows, spans, array_kinds)
         media = BatchMedia(
-            arrays,
-            spans,
-            np.array([len(a[ROWS[k]]) for a, k in zip(made, of_arrays, strict=True)], np.int64),
-            pieces,
+            {**arrays, **blank},
+            np.repeat(spans, number, axis=0),
+            np.array(entries, dtype=np.int64),
+            np.repeat(pieces, number),
             slots,
+            slot_ids,
             self.planner.family.form,
             self.planner.image_id,
             self.planner.video_id,
-            np.array(of_arrays, dtype="U5"),
+            array_kinds,
         )
         return rows._replace(attached={**rows.attached, MEDIA: media})
 
@@ -339,21 +342,37 @@ class MediaProcessing:
             return BrokenImageError(f"{count} patches, planned {patches}")
         return arrays
 
-    def _blank(self, rows: PackedRows) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
-        """Return a small image for a batch without images, and the slots, (n,), for its features.
+    def _blank(
+        self, rows: PackedRows, spans: NDArray[np.int64], kinds: NDArray[Any]
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64], NDArray[np.int64]]:
+        """Return small media for the towers that a batch would not run, their slots and ids, (n,).
 
         The slots are padding or the last ones of documents: no other slot sees their inputs, and
-        their outputs carry no loss. Both are empty if there are too few such slots.
+        their outputs carry no loss. A tower for which there are too few such slots gets none.
+
+        Args:
+            spans: (A, 2) slots of the batch's media.
+            kinds: kinds of their arrays.
         """
-        arrays, tokens = self.planner.smallest
+        towers = [] if len(spans) else [self.planner]
+        sound = getattr(self.planners.get("video"), "sound", None)
+        if sound is not None and "audio" not in kinds:
+            towers.append(sound)
         padding = [
             np.arange(*rows.boundaries[run : run + 2]) for run in np.flatnonzero(rows.piece < 0)
         ]
         last = rows.boundaries[1:][rows.piece >= 0] - 1
+        last = last[~np.isin(last + 1, spans[:, 1])]  # a film may end a document
         slots = np.concatenate([*padding, last]).astype(np.int64)
-        chosen = np.sort(slots[:tokens])
-        apart = getattr(self.planner, "adjacent", False) and bool((np.diff(chosen) != 1).any())
-        return ({}, slots[:0]) if len(chosen) < tokens or apart else (arrays, chosen)
+        arrays, taken, ids = dict[str, NDArray[Any]](), [slots[:0]], [slots[:0]]
+        for planner in towers:
+            made, tokens = planner.smallest
+            chosen, left = np.sort(slots[:tokens]), slots[tokens:]
+            apart = getattr(planner, "adjacent", False) and bool((np.diff(chosen) != 1).any())
+            if len(chosen) == tokens and not apart:
+                arrays, slots = {**arrays, **made}, left
+                taken, ids = [*taken, chosen], [*ids, np.full(tokens, planner.image_id)]
+        return arrays, np.concatenate(taken), np.concatenate(ids)
 
 
 def _tokens_of(processor: Any) -> Iterator[int]:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.images.boxes import (
+    child,
+    damage_named,
+    moov_of,
+    packets_of,
+    parts_around,
+    track_of,
+)
 from streampack.images.images import BrokenImageError, named_failures
-from streampack.images.media_file import MediaFile, media_file, opened, require_av, size_in
+from streampack.images.media_file import (
+    MediaFile,
+    UncountedError,
+    media_file,
+    opened,
+    require_av,
+    size_in,
+)
 from streampack.sounds.heads import SoundSize, format_of, size_in_head
 from streampack.storage.storage import Storage
 
@@ -23,14 +39,26 @@ def size_of(reference: bytes | str, storage: Storage, *, count_packets: bool = F
         BrokenImageError: the file is missing, damaged, or its head does not count the samples.
         StorageError: the file could not be read; a retry may succeed.
     """
-    return size_in(reference, storage, size_in_head, _counted, count_packets=count_packets)
+    return size_in(reference, storage, size_in_head, counted, count_packets=count_packets)
 
 
-def _counted(file: MediaFile) -> SoundSize:
+def counted(file: MediaFile) -> SoundSize:
     """Return the samples and rate of a sound that is decoded whole."""
     with opened(file, format_of(file.start), "audio") as (container, stream):
         samples = sum(frame.samples for frame in container.decode(stream))
         return SoundSize.of(samples, stream.rate)
+
+
+def declare(file: MediaFile) -> None:
+    """Declare the bytes that `samples_of` will read: one track of mp4 and mov files."""
+    with suppress(UncountedError), damage_named():
+        if format_of(file.start) == "mov":
+            begin, moov = moov_of(file.part, file.num_bytes)
+            track, others = track_of(moov, b"soun")
+            packets = packets_of(child(track, b"mdia", b"minf", b"stbl"))
+            file.declare(parts_around(packets), [begin + each for each in others])
+            return
+    file.declare_all()
 
 
 #: Samples by which resampling may be off, for its filter.
@@ -57,7 +85,7 @@ def samples_of(
     resampler: Any = require_av().AudioResampler(format="flt", layout="mono", rate=rate)
     wanted, parts, samples = size.at(rate), [], 0
     with named_failures(reference), media_file(reference, storage or Storage()) as file:
-        file.declare_all()
+        declare(file)
         with opened(file, format_of(file.start), "audio") as (source, stream):
             if stream.rate != size.rate:
                 raise BrokenImageError(f"{stream.rate} samples a second, not {size.rate}")

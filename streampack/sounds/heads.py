@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from streampack.images.boxes import has_boxes, moov_of
 from streampack.images.media_file import FIRST_BYTES, MediaFile, UncountedError
 from streampack.sounds.tracks import samples_of_track
 
@@ -42,16 +43,16 @@ def format_of(start: bytes) -> str:
     Raises:
         UncountedError: it is of another format.
     """
-    if start[:4] == b"RIFF" and start[8:12] == b"WAVE":
-        return "wav"
+    if start[:4] == b"RIFF" and start[8:12] in (b"WAVE", b"AVI "):
+        return "wav" if start[8:12] == b"WAVE" else "avi"
     if start[:3] == b"ID3" or (start[:1] == b"\xff" and start[1:2] >= b"\xe0"):
         return "mp3" if start[:3] == b"ID3" or start[1] & 6 else "aac"
     names = {b"fLaC": "flac", b"OggS": "ogg", b"\x1aE\xdf\xa3": "matroska"}
     if start[:4] in names:
         return names[start[:4]]
-    if start[4:8] == b"ftyp":
+    if has_boxes(start):
         return "mov"
-    raise UncountedError("is not a wav, flac, mp3, ogg, m4a or webm file")
+    raise UncountedError("is not a wav, flac, mp3, ogg, mp4, mov, webm, mkv or avi file")
 
 
 def size_in_head(file: MediaFile) -> SoundSize:
@@ -64,7 +65,7 @@ def size_in_head(file: MediaFile) -> SoundSize:
     readers = {"wav": _in_wav, "flac": _in_flac, "mp3": _in_mp3, "ogg": _in_ogg}
     try:
         if kind == "mov":
-            return SoundSize.of(*samples_of_track(file.part, file.num_bytes))
+            return SoundSize.of(*samples_of_track(moov_of(file.part, file.num_bytes)[1]))
         if kind in readers:
             return SoundSize.of(*readers[kind](file))
     except UncountedError:

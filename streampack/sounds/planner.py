@@ -14,11 +14,20 @@ from streampack.errors import ConfigError
 from streampack.images.attachments import Attachments, Medium, Reference, Size
 from streampack.images.families import Family
 from streampack.images.fetching import Heads
-from streampack.images.media_file import MediaFile, fetch_ahead, require_av
+from streampack.images.media_file import fetch_ahead, require_av
 from streampack.sounds.families import REFUSED, SOUND_FAMILIES
-from streampack.sounds.files import samples_of, size_of
+from streampack.sounds.files import declare, samples_of, size_of
 from streampack.sounds.heads import SoundSize
 from streampack.storage.storage import Storage
+
+
+def require_marked(
+    tokens: NDArray[Any], places: NDArray[np.int64], around: Sequence[int], token: str
+) -> None:
+    """Raise `ValueError` unless placeholders stand between the two tokens `around`."""
+    padded = np.concatenate([[-1], tokens, [-1]]).astype(np.int64)
+    if (np.column_stack([padded[places], padded[places + 2]]) != around).any():
+        raise ValueError(f"has {token} not between the two tokens of the processor")
 
 
 class SoundPlanner:
@@ -57,6 +66,7 @@ class SoundPlanner:
             written = "{}".join(texts)
         self.family = Family(("input_features",), self.sounds.form, written=written)
         self._features: Any = processor.feature_extractor
+        self.sampling_rate: int = self._features.sampling_rate
         settings = getattr(processor, "audio_kwargs", None)  # of transformers 5
         self._truncates = not settings or settings.get("truncation", True)
 
@@ -80,10 +90,7 @@ class SoundPlanner:
             ValueError: a placeholder is not between the two tokens that mark a sound.
         """
         if self.sounds.is_marked:
-            padded = np.concatenate([[-1], tokens, [-1]]).astype(np.int64)
-            around = np.column_stack([padded[places], padded[places + 2]])
-            if (around != self._around).any():
-                raise ValueError(f"has {self.token} not between the two tokens of the processor")
+            require_marked(tokens, places, self._around, self.token)
         return places[:0]
 
     # ------------------------------------------------------------------ before the plan
@@ -137,13 +144,13 @@ class SoundPlanner:
 
     def fetch_ahead(self, url: str, size: Size, storage: Storage) -> None:
         """Let threads fetch the bytes that `opened` reads of a sound by URL."""
-        fetch_ahead(url, storage, MediaFile.declare_all)
+        fetch_ahead(url, storage, declare)
 
     def opened(
         self, reference: Reference, size: Size, storage: Storage | None
     ) -> NDArray[np.float32]:
         """Return the samples of a sound; raises like `samples_of`."""
-        return samples_of(reference, SoundSize(*size), self._features.sampling_rate, storage)
+        return samples_of(reference, SoundSize(*size), self.sampling_rate, storage)
 
     def blank(self, size: Size) -> NDArray[np.float32]:
         """Return silence as replacement for a broken sound."""

@@ -6,19 +6,16 @@ has the encoder's delay, and the frames after its end. Counts equal its own.
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.images.boxes import (
-    Read,
     child,
     clock_of,
     count_of_sizes,
+    damage_named,
     edits_of,
     inside,
-    moov_of,
     require_near,
     runs_of,
     track_duration,
@@ -37,30 +34,26 @@ _AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 120
 _AAC, _MP3 = (0x40,), (0x69, 0x6B)
 
 
-def samples_of_track(read: Read, num_bytes: int) -> tuple[int, int]:
+@damage_named()
+def samples_of_track(moov: memoryview) -> tuple[int, int]:
     """Return the samples and rate of the first track with sound.
 
     Args:
-        read: returns bytes [start, stop) of the file.
-        num_bytes: size of the file.
+        moov: content of the box.
 
     Raises:
         UncountedError: the file is damaged or fragmented, has a codec with frames of unknown
             length, or edits other than one cut.
     """
-    try:
-        _, moov = moov_of(read, num_bytes)
-        track, _ = track_of(moov, b"soun")
-        scale, duration = clock_of(child(track, b"mdia", b"mdhd"))
-        table = child(track, b"mdia", b"minf", b"stbl")
-        kind, entry = _entry(child(table, b"stsd"))
-        times = runs_of(child(table, b"stts"))
-        edits, (movie_scale, _) = edits_of(track), clock_of(child(moov, b"mvhd"))
-        lasts = track_duration(child(track, b"tkhd"))
-        if kind == b"mp4a":
-            _require_plain(entry, scale)
-    except (struct.error, IndexError) as error:
-        raise UncountedError(f"has a damaged moov box ({error})") from error
+    track, _ = track_of(moov, b"soun")
+    scale, duration = clock_of(child(track, b"mdia", b"mdhd"))
+    table = child(track, b"mdia", b"minf", b"stbl")
+    kind, entry = _entry(child(table, b"stsd"))
+    times = runs_of(child(table, b"stts"))
+    edits, (movie_scale, _) = edits_of(track), clock_of(child(moov, b"mvhd"))
+    lasts = track_duration(child(track, b"tkhd"))
+    if kind == b"mp4a":
+        _require_plain(entry, scale)
     rate = int.from_bytes(entry[24:26], "big")
     frames, total = int(times[:, 0].sum()), int((times[:, 0] * times[:, 1]).sum())
     if frames != count_of_sizes(table) or not 0 < total < 1 << 40 or rate != scale:

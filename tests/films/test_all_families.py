@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-
-pytest.importorskip("av", reason="PyAV, the extra [video]")
-pytest.importorskip("torchvision", reason="Processors of videos need torchvision")
-from tests.support.whole_processors import FIVE
-
-if not FIVE:
-    pytest.skip("Most processors of films are read from transformers 5 on", allow_module_level=True)
 
 from streampack import PackedLoader, check_isolation
 from streampack.errors import ConfigError, ContentError
@@ -26,23 +17,11 @@ from streampack.films.planner import FilmPlanner
 from streampack.hf.isolation import without_loss
 from streampack.images.model_arguments import media_of
 from streampack.media import Films
-from tests.support.clips import film, turned
+from tests.support.clips import decoded, film, turned
 from tests.support.film_models import MODELS, model_of
 from tests.support.film_processors import FAMILIES, processor_of
 from tests.support.films import as_processed
 from tests.support.vision_runs import dataset
-
-
-def decoded(data: bytes) -> tuple[np.ndarray, float]:
-    import av
-
-    with av.open(io.BytesIO(data)) as container:
-        stream = container.streams.video[0]
-        frames = [
-            np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-            for frame in container.decode(stream)
-        ]
-        return np.stack(frames), float(stream.average_rate)
 
 
 @pytest.fixture(scope="module")
@@ -135,18 +114,11 @@ def test_models_keep_documents_with_films_apart(family: str, clips: list[bytes])
 
 
 @pytest.mark.parametrize("family", ["Qwen2_5Omni", "Qwen3OmniMoe"])
-def test_sound_inside_films_and_tokens_of_sounds_are_refused(family: str) -> None:
-    for name in ("use_audio_in_video", "load_audio_from_video"):
-        with pytest.raises(ConfigError) as caught:
-            Films([], template_kwargs={name: True})
-        assert caught.value.setting == name
+def test_tokens_of_sounds_are_refused(family: str) -> None:
     processor = processor_of(family)
     with pytest.raises(ContentError) as error:
         list(dataset(Films([{"text": f"a{processor.audio_token}"}], text="text"), processor))
     assert error.value.index == 0
-    processor.load_audio_from_video = True
-    with pytest.raises(ConfigError):
-        FilmPlanner(processor)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("av", reason="PyAV, the extra [video]")
-pytest.importorskip("torchvision", reason="Processors of videos need torchvision")
 
 from streampack import PackedDataset, PackedLoader, Topology, check_isolation
 from streampack.errors import ConfigError, ContentError
@@ -19,7 +14,7 @@ from streampack.forms.image_columns import images_of
 from streampack.hf.isolation import without_loss
 from streampack.media import Films, Images
 from tests.images.test_losses import IN_SINGLE_PRECISION, gradients, logits_of, loss_of
-from tests.support.clips import film, turned
+from tests.support.clips import decoded, film, turned
 from tests.support.films import (
     FAMILIES,
     MODELS,
@@ -49,18 +44,6 @@ def clips() -> list[bytes]:
         film(20, codec="libvpx-vp9", seed=3, times=UNEVEN),
         film(9, size=(80, 32), rate=3, seed=4, codec="mpeg4"),
     ]
-
-
-def decoded(data: bytes) -> tuple[np.ndarray, float]:
-    import av
-
-    with av.open(io.BytesIO(data)) as container:
-        stream = container.streams.video[0]
-        frames = [
-            np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-            for frame in container.decode(stream)
-        ]
-        return np.stack(frames), float(stream.average_rate)
 
 
 def given(clips: list[bytes]) -> list[dict[str, Any]]:

@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("av", reason="PyAV, the extra [video]")
-
 from streampack.films import groups
 from streampack.films.boxes import film_table
 from streampack.films.files import declare, frames_of, size_of
 from streampack.films.groups import parts_of
 from streampack.films.size import FilmSize
+from streampack.images.boxes import moov_of
 from streampack.images.images import BrokenImageError
 from streampack.images.media_file import UncountedError, fetch_ahead
 from streampack.sources import Storage
@@ -56,7 +55,7 @@ def head(data: bytes) -> tuple[FilmSize, int]:
         reads.append(stop - start)
         return data[start:stop]
 
-    return film_table(read, len(data)).size, len(reads)
+    return film_table(*moov_of(read, len(data))).size, len(reads)
 
 
 @pytest.mark.parametrize("kind", CLIPS)
@@ -139,7 +138,7 @@ def test_heads_of_2_gb_films_are_two_small_ranges(tmp_path: Path) -> None:
         reads.append(stop - start)
         return Storage().read_range(str(path), start, stop)
 
-    assert film_table(read, path.stat().st_size).size.frames == 13
+    assert film_table(*moov_of(read, path.stat().st_size)).size.frames == 13
     assert len(reads) == 2
     assert sum(reads) < 1 << 17
 
@@ -197,7 +196,7 @@ def test_bytes_of_a_film_by_url_are_its_head_and_the_groups_that_are_touched(
     assert np.array_equal(
         frames_of(url, size, wanted, storage), frames_of(data, size, wanted, None)
     )
-    table = film_table(lambda start, stop: data[start:stop], len(data))
+    table = film_table(*moov_of(lambda start, stop: data[start:stop], len(data)))
     parts = [(0, 1), (data.index(b"moov"), len(data)), *parts_of(table, wanted)]
     blocks = {
         block for start, stop in parts
@@ -214,7 +213,7 @@ def test_groups_of_a_film_by_url_are_fetched_before_it_is_decoded(
 ) -> None:
     data = long
     (http.folder / "long.mp4").write_bytes(data)
-    table = film_table(lambda start, stop: data[start:stop], len(data))
+    table = film_table(*moov_of(lambda start, stop: data[start:stop], len(data)))
     (first, _), (_, end) = parts_of(table, [400])[1:][0], parts_of(table, [400])[-1]
     came = threading.Event()
     http.hold = lambda start, stop: came.set() if first < stop and start < end < len(data) else None

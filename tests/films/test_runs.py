@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("av", reason="PyAV, the extra [video]")
-pytest.importorskip("torchvision", reason="Processors of videos need torchvision")
-
 from streampack import BestFitDecreasing, PackedLoader
 from streampack.errors import ConfigError, ContentError
 from streampack.images.model_arguments import media_of

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("av", reason="PyAV, the extra [video]")
-
 from streampack import check_isolation
 from streampack.errors import ConfigError, ContentError
 from streampack.hf.isolation import without_loss

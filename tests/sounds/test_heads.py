@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("av", reason="PyAV, the extra [video]")
-
 from streampack.images.images import BrokenImageError
 from streampack.sounds.files import samples_of, size_of
 from streampack.sounds.heads import SoundSize

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("av", reason="PyAV, the extra [video]")
-
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError, ContentError
 from streampack.images.inline import inline_bytes

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
+
+pytest.importorskip("av", reason="PyAV, the extra [video]")
 
 
 class Counted(NamedTuple):
@@ -30,7 +33,8 @@ def film(
     seed: int = 0,
     times: Any = None,
     options: dict[str, str] | None = None,
-    sound: bool = False,
+    sound: float = 0,
+    sound_rate: int = 16000,
     **settings: str,
 ) -> bytes:
     """A film of moving colours.
@@ -39,7 +43,8 @@ def film(
         size: width and height.
         times: time of each frame in units of 1 / rate; the default is one after the other.
         options: options of the container.
-        sound: add a second of sound.
+        sound: seconds of sound.
+        sound_rate: samples of the sound per second.
         settings: options of the codec.
     """
     import av
@@ -56,7 +61,7 @@ def film(
                 "mjpeg": "yuvj420p",
                 "qtrle": "rgb24",
             }.get(codec, "yuv420p")
-            second = container.add_stream("aac", rate=16000) if sound else None
+            second = container.add_stream("aac", rate=sound_rate) if sound else None
             for i in range(frames):
                 image = np.roll(base // 2 + np.uint8(10 * i % 120), i, axis=1)
                 frame = av.VideoFrame.from_ndarray(image, format="rgb24")
@@ -65,12 +70,26 @@ def film(
                 container.mux(stream.encode(frame))
             container.mux(stream.encode(None))
             if second is not None:
-                values = rng.integers(-9999, 9999, (1, 16000), dtype=np.int16)
+                samples = int(sound * sound_rate)
+                values = rng.integers(-9999, 9999, (1, samples), dtype=np.int16)
                 noise = av.AudioFrame.from_ndarray(values, format="s16", layout="mono")
-                noise.sample_rate = 16000
+                noise.sample_rate = sound_rate
                 container.mux(second.encode(noise))
                 container.mux(second.encode(None))
         return path.read_bytes()
+
+
+def decoded(data: bytes) -> tuple[np.ndarray, float]:
+    """Decode a film whole, (frames, height, width, 3); return it and its frames per second."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        frames = [
+            np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+            for frame in container.decode(stream)
+        ]
+        return np.stack(frames), float(stream.average_rate)
 
 
 def counted(data: bytes) -> Counted:

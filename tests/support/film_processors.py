@@ -1,13 +1,22 @@
-"""Processors of all families that take films, made without downloads; they need transformers 5."""
+"""Processors of all families that take films, made without downloads.
+
+Tests with them are skipped before transformers 5.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import transformers
 
 from tests.support.vision import SPECIAL, engine
+from tests.support.whole_processors import FIVE
+
+if not FIVE:
+    pytest.skip("Most processors of films are read from transformers 5 on", allow_module_level=True)
+pytest.importorskip("torchvision", reason="Processors of videos need torchvision")
 
 _BEGINS = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
 _TOKENS = [

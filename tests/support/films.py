@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
+
+pytest.importorskip("torchvision", reason="Processors of videos need torchvision")
 
 from tests.support.vision import PATCH, engine, fast_tokenizer, qwen_processor
 from tests.support.vision import SPECIAL as TOKENS

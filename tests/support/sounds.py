@@ -7,8 +7,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
+
+pytest.importorskip("av", reason="PyAV, the extra [video]")
 
 from tests.support.vision import fast_tokenizer
 
