@@ -79,7 +79,7 @@ def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
     if is_even and (np.diff(np.sort(shown)) != longest).any():
         raise UncountedError("has frames of even durations at uneven times")
     end = max(last + longest, first + ticks)
-    spans = (ticks, end, end - first, last - first, last)
+    spans = (ticks, end, end - first, last - first, last if is_even else ticks)
     # Which duration the last of uneven frames has is told in different ways.
     rounding = 1 + (0.01 * longest if is_even else longest)
     require_near(duration, scale, spans, rounding)

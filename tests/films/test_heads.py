@@ -28,6 +28,7 @@ from tests.support.servers import HTTPServer
 CLIPS: dict[str, Callable[[], bytes]] = {
     "H.264": lambda: film(13),
     "H.264, moov first": lambda: film(13, options={"movflags": "faststart"}),
+    "H.264, a B-frame last": lambda: film(30, size=(32, 24), seed=1),
     "H.265": lambda: film(13, codec="libx265"),
     "VP9": lambda: film(13, codec="libvpx-vp9"),
     "AV1": lambda: film(13, size=(96, 64), codec="libsvtav1"),
