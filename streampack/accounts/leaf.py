@@ -68,11 +68,10 @@ class CountPieces:
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
-        digest = blake2b(digest_size=16)
-        origin = (pieces.origin[name] for name in ("source", "shard", "index"))
-        for column in (*origin, pieces.start, pieces.stop, pieces.slot):
-            digest.update(np.ascontiguousarray(column, dtype=np.int64).data)
-        counted = Counted(digest.digest(), pieces.begins)
+        origin, columns = pieces.origin, np.empty((6, len(pieces.start)), dtype=np.int64)
+        columns[0], columns[1], columns[2] = origin["source"], origin["shard"], origin["index"]
+        columns[3], columns[4], columns[5] = pieces.start, pieces.stop, pieces.slot
+        counted = Counted(blake2b(columns.data, digest_size=16).digest(), pieces.begins)
         return rows._replace(attached={**rows.attached, LEDGER: counted})
 
     def empty(self, rows: PackedRows) -> PackedRows:
@@ -182,7 +181,7 @@ def count(run: RankRun, batch: PackedBatch) -> None:
 def hash_of(digest: bytes, number: int) -> int:
     """Return a summand of the run's digest: the hash of a batch's `Counted.digest` and index."""
     summand = blake2b(digest + number.to_bytes(8, "little"), digest_size=16)
-    return int(summand.hexdigest(), 16)
+    return int.from_bytes(summand.digest(), "big")
 
 
 def _not_counted(run: RankRun, until: int) -> list[list[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -188,4 +187,4 @@ def _lost(fill: Fill, planned: PlannedWindow) -> PackingStats:
 
 def totals(fill: Fill) -> dict[str, Any]:
     """Return the lane's counters and stage times after a round, named as in `Metrics`."""
-    return {**asdict(fill.stream.skips.counts), "times": fill.times + LaneTimes()}
+    return {**vars(fill.stream.skips.counts), "times": fill.times + LaneTimes()}

@@ -68,8 +68,9 @@ class Replayed(KeptLengths):
                 self._note(stream, documents, "corpus")
                 yield documents
                 continue
+            other = bool(finders) or not kept.issuperset(block.names)
             for documents in _played(stream, block):
-                if documents is not None:
+                if other and documents is not None:
                     place = Place(
                         config.source, stream._number, config.seed, stream.epoch, stream.skips
                     )
