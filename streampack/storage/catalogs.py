@@ -154,17 +154,29 @@ class S3Catalog(WebCatalog):
             guessed = _numbered_on(page.names[0], page.names[-1], most_ahead) if page.names else []
             following = [{"continuation-token": page.token}]
             following += [{"start-after": _root(folder) + name} for name in guessed]
-            pages = in_threads(lambda more: self._page(folder, {**asked_for, **more}), following)
+            pages = in_threads(lambda more: self._page_or_none(folder, asked_for, more), following)
+            assert pages[0] is not None
             page = pages[0]
             yield page
             for name, after in zip(guessed, pages[1:], strict=True):
                 if not page.token:
                     return
-                if page.names[-1:] < [name] or (after.names and after.names[0] <= name):
+                if after is None or page.names[-1:] < [name] or [] < after.names[:1] <= [name]:
                     most_ahead = 0  # more names than guessed, or the store begins elsewhere
                     break
                 page = after
                 yield page
+
+    def _page_or_none(
+        self, folder: str, asked_for: dict[str, str], more: dict[str, str]
+    ) -> _Page | None:
+        """Return a page; None if the store refuses to begin at a name."""
+        try:
+            return self._page(folder, {**asked_for, **more})
+        except RefusedError as error:
+            if "start-after" in more and error.status in (400, 501):
+                return None
+            raise
 
     def is_folder(self, url: str) -> bool:
         return bool(self._page(url, {"max-keys": "1"}).names)

@@ -18,7 +18,7 @@ from streampack.errors import ConfigError
 from streampack.storage.catalogs import S3Catalog, _Page
 from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
-from streampack.storage.wire import Request, Wire
+from streampack.storage.wire import RefusedError, Request, Wire
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import S3Server
 
@@ -265,12 +265,14 @@ def _in_short(catalog: S3Catalog, page: Any, folder: str, asked_for: dict[str, s
 class KeysInMemory(S3Catalog):
     """A bucket with some keys, and pages of a few."""
 
-    def __init__(self, keys: Iterable[str], most: int, *, starts_after: bool = True) -> None:
+    def __init__(self, keys: Iterable[str], most: int, *, starts_after: bool | None = True) -> None:
         self._keys, self._most, self._starts_after = sorted(keys), most, starts_after
         self.guessed = 0
 
     def _page(self, folder: str, asked_for: dict[str, str]) -> _Page:
         self.guessed += "start-after" in asked_for
+        if "start-after" in asked_for and self._starts_after is None:
+            raise RefusedError(501, "this store begins at no name")
         start = asked_for.get("start-after", "") if self._starts_after else ""
         start = asked_for.get("continuation-token", start)
         keys = [key for key in self._keys if key > start]
@@ -286,7 +288,7 @@ def test_every_name_is_listed_whichever_numbers_are_missing(
     numbers: set[int], others: set[str], most: int
 ) -> None:
     keys = {*(f"part-{number:03}-of-400" for number in numbers), *others} - {""}
-    for starts_after in (True, False):
+    for starts_after in (True, False, None):
         catalog = KeysInMemory(keys, most, starts_after=starts_after)
         assert sorted({*catalog.listed()}) == sorted(keys)
         assert starts_after or catalog.guessed <= 15
