@@ -165,7 +165,7 @@ class CappedStream(MaskedStream):
         met = np.zeros((len(self._caps), len(block) + 1), dtype=np.int64)
         met[:, 0] = self._met[:, self._at]
         for cap, part, sums in zip(self._caps, self._parts, met, strict=True):
-            # What a cap of a field before leaves out does not count here.
+            # A document above a cap of an earlier field does not count here.
             of_value = (block.document_fields[cap.field] == cap.value) & ~hits
             sums[1:][of_value] = lengths[of_value]
             np.cumsum(sums, out=sums)

@@ -1,4 +1,4 @@
-"""Faults of a single batch: what slots see, their positions, labels and padding."""
+"""Faults of a single batch: the slots that others see, their positions, labels and padding."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def kind_of_plan(config: LaneConfig) -> type[RunPlan]:
 
 
 def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
-    """Choose the lanes and measure what is missing.
+    """Choose the lanes and measure missing settings.
 
     Args:
         config: configuration of the lanes; a `lanes` of 0 asks for a choice.

@@ -79,7 +79,7 @@ class _StoppedError(BaseException):
 
 
 class BlockWriter(io.RawIOBase):
-    """Cut what is written into blocks; blocks that exist are not written again.
+    """Cut written bytes into blocks; blocks that exist are not written again.
 
     Args:
         cache, key: cache, and key of the blocks.

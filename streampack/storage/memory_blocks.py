@@ -15,7 +15,7 @@ from pathlib import Path
 
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 
-_LEAST_BLOCKS = 64  # in memory without reading ahead, for what one request brings to a few readers
+_LEAST_BLOCKS = 64  # in memory without reading ahead, for a request of a few readers
 _Blocks = OrderedDict[tuple[str, int], bytes]  # by key of the file and number of the block
 
 

@@ -267,7 +267,7 @@ def test_the_ledger_of_a_run_with_caps_finds_documents_on_lengths_and_in_the_cor
     assert dict(tokens[0]) == dict(tokens[1]) == expected
 
 
-def test_what_caps_leave_out_is_counted(file: Path, whole: tuple[Batches, Any]) -> None:
+def test_documents_above_caps_are_counted(file: Path, whole: tuple[Batches, Any]) -> None:
     loader = PackedLoader(dataset_of(file))
     for _ in loader:
         pass
@@ -309,7 +309,7 @@ def test_caps_that_are_no_tokens_by_value_are_refused(caps: Any, file: Path) -> 
     assert caught.value.setting == "ledger"
 
 
-def test_the_command_prints_what_lanes_have_met(
+def test_the_command_prints_tokens_that_lanes_have_met(
     file: Path, whole: tuple[Batches, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "state.json"

@@ -117,7 +117,7 @@ def test_decoded_content_is_on_disk_and_the_stored_file_is_not(
 
 
 @pytest.mark.parametrize("ahead_bytes", [0, 8 << 20])
-def test_memory_holds_what_is_ahead_and_little_more(
+def test_memory_holds_blocks_ahead_and_little_more(
     ahead_bytes: int, http: HTTPServer, tmp_path: Path
 ) -> None:
     data = np.random.default_rng(0).bytes(90 * BLOCK_BYTES + 5)
