@@ -13,7 +13,7 @@ Cost: two passes over the integers of a block per cap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streampack.accounts.totals import MOST_VALUES
 from streampack.arguments import whole_number
-from streampack.documents.blocks import Documents
+from streampack.documents.blocks import Documents, Fields
 from streampack.documents.fields import FieldSpec
 from streampack.documents.text_keys import text_key
 from streampack.errors import ConfigError
@@ -161,16 +161,10 @@ class CappedStream(MaskedStream):
         return replace(position, cursor={**position.cursor, CAPS: met})
 
     def _masked(self, block: Documents) -> NDArray[np.bool_]:
-        lengths, hits = block.lengths, np.zeros(len(block), dtype=np.bool_)
-        met = np.zeros((len(self._caps), len(block) + 1), dtype=np.int64)
-        met[:, 0] = self._met[:, self._at]
-        for cap, part, sums in zip(self._caps, self._parts, met, strict=True):
-            # A document above a cap of an earlier field does not count here.
-            of_value = (block.document_fields[cap.field] == cap.value) & ~hits
-            sums[1:][of_value] = lengths[of_value]
-            np.cumsum(sums, out=sums)
-            hits |= of_value & (sums[1:] > part)
-        self._met, self._at = met, 0
+        met = self._met[:, self._at]
+        sizes = block.lengths, block.document_fields
+        hits, self._met = above_caps(self._caps, self._parts, met, *sizes)
+        self._at = 0
         return hits
 
     def _step_over(self, count: int) -> None:
@@ -183,6 +177,32 @@ class CappedStream(MaskedStream):
             "Raise the caps, or pass a number of epochs.",
             setting="ledger",
         )
+
+
+def above_caps(
+    caps: Sequence[Cap],
+    parts: NDArray[np.int64],
+    met: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    fields: Fields,
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return where N documents in order are above caps, (N,), and tokens met before, (K, N + 1).
+
+    Args:
+        caps: the K caps; parts: (K,) tokens of each that may be delivered.
+        met: (K,) tokens met of each before these documents.
+        lengths: (N,) int64 tokens of the documents; fields: their document fields.
+    """
+    hits = np.zeros(len(lengths), dtype=np.bool_)
+    every = np.zeros((len(caps), len(lengths) + 1), dtype=np.int64)
+    every[:, 0] = met
+    for cap, part, sums in zip(caps, parts, every, strict=True):
+        # A document above a cap of an earlier field does not count here.
+        of_value = (fields[cap.field] == cap.value) & ~hits
+        sums[1:][of_value] = lengths[of_value]
+        np.cumsum(sums, out=sums)
+        hits |= of_value & (sums[1:] > part)
+    return hits, every
 
 
 def _lane_of(stream: Any) -> tuple[int, int]:

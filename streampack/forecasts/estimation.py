@@ -38,6 +38,7 @@ from streampack.mixtures.source import Mixture, sources_of
 from streampack.packing.request import DocumentSizes
 
 if TYPE_CHECKING:
+    from streampack.forecasts.capped import CapForecast
     from streampack.run.rank import RankRun
 
 QUARTERS = 4  # parts of a sample, compared for the error of its slots per token
@@ -70,11 +71,12 @@ class Draw(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Steps of a run, rows of all its ranks, and tokens that it draws from each source."""
+    """Steps of a run, rows of all its ranks, tokens that it draws from each source, and caps."""
 
     steps: Estimate
     rows: int
     draws: tuple[Draw, ...]
+    caps: tuple[CapForecast, ...] = ()
 
 
 def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
@@ -94,6 +96,12 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     shares = [tokens / total if total else 0.0 for tokens in drawn]
     epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
     error = math.hypot(*(n * size.error for n, size in zip(epochs, sizes, strict=True)))
+    caps: tuple[CapForecast, ...] = ()
+    if "caps" in config.preparation.described:
+        from streampack.forecasts.capped import cap_forecasts
+
+        caps, below = cap_forecasts(config, total)
+        total, error = total * below, error * below
     chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
     documents = joined([size.sample for size in sizes])
     plan, missing, missing_at_end, before_end = dry_run(
@@ -125,7 +133,7 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
         weights = config.source.shares.rates(0, [True] * len(names))
     held, asked = [size.tokens for size in sizes], [weight / sum(weights) for weight in weights]
     rows = round(total * plan.num_rows / sampled)
-    return Forecast(steps, rows, tuple(map(Draw, names, held, drawn, asked, ends)))
+    return Forecast(steps, rows, tuple(map(Draw, names, held, drawn, asked, ends)), caps)
 
 
 def _slots_error(config: LaneConfig, documents: DocumentSizes) -> float:
@@ -168,12 +176,14 @@ def steps_as_found(
     """Estimate the steps of a whole run from the reports in the states of some of its lanes.
 
     Return None without enough reports: less than a fiftieth of an epoch is read, a source is not
-    dealt, or it has compressed lines.
+    dealt, it has compressed lines, or the run has caps.
     """
     rule, sources = config.dealing, sources_of(config.source)
     stops = isinstance(config.source, Mixture) and config.source.at_end == "stop"
     if rule is None or stops or len(rule.lines) != len(sources):
         return None
+    if "caps" in config.preparation.described:
+        return None  # reports count the tokens that lanes leave out
     if any(Contents.lies_unevenly(source._inner) for source in sources):
         return None  # lanes report stored bytes
     saved = [decode_reports(state["reports"]) for state in states if state]

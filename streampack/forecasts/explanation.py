@@ -119,6 +119,7 @@ class Explanation:
             "sources": {
                 str(draw.name): draw._asdict() for draw in (forecast.draws if forecast else ())
             },
+            "caps": [cap._asdict() for cap in (forecast.caps if forecast else ())],
             "choices": [_figures(*choice) for choice in self.choices],
             "chats": None if self.chats is None else self.chats._asdict(),
             "media": [each._asdict() for each in self.media],
@@ -257,6 +258,7 @@ def _lines(report: Explanation) -> Iterator[str]:
         f"up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,}"
     )
     yield from (f"where      {words}" for words in report.left_out)
+    yield from (f"cap        {cap}" for cap in (report.forecast.caps if report.forecast else ()))
     if report.sample.empty or report.sample.skipped:
         broken = f"{report.sample.skipped:,} broken documents or shards"
         yield f"left out   {report.sample.empty:,} without a token, {broken}"

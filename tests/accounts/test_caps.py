@@ -319,6 +319,31 @@ def test_the_command_prints_tokens_that_lanes_have_met(
         assert f"{value}: at most {most:,} tokens; lanes have met {met:,}" in table
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", ["one epoch", "two epochs", "mixture"])
+def test_explain_and_the_steps_know_of_caps(
+    kind: str, file: Path, whole: tuple[Batches, Any]
+) -> None:
+    run: Any = {"source": mixed(file)} if kind == "mixture" else {}
+    run |= {"epochs": 2} if kind == "two epochs" else {}
+    dataset = dataset_of(file, **run)
+    _, state = after(None, None, 1, file, **run)
+    report = dataset.explain()
+    known = met_tokens(state)
+    for cap in report.as_dict()["caps"]:
+        assert cap["most"] == known[cap["field"]][cap["value"]][0]
+        if cap["field"] == "domain":
+            assert cap["met"] == pytest.approx(known["domain"][cap["value"]][1], rel=0.02)
+        line = f'{cap["field"]} "{cap["value"]}": at most {cap["most"]:,} tokens'
+        assert line in str(report)
+    loader = PackedLoader(dataset)
+    loader.load_state_dict(after(None, 30, 1, file, **run)[1])
+    for estimate in (dataset.estimate_steps(), loader.estimate_steps()):
+        assert abs(estimate.steps - sum(1 for _ in PackedLoader(dataset))) <= estimate.error
+        without = dataset_of(file, caps=None, **run).estimate_steps()
+        assert estimate.steps < 0.7 * without.steps
+
+
 def test_groups_have_no_caps(tmp_path: Path) -> None:
     path = tmp_path / "groups.jsonl"
     record = {"tokens": [[1, 2], [3]], "domain": ["web", "web"]}
