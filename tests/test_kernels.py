@@ -16,6 +16,7 @@ import pytest
 
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader, _jit, packing, sources
 from streampack.corpus_order import duplicates, write
+from streampack.files import json_ids
 from streampack.groups import whole_groups
 from streampack.limits import even_rows
 from streampack.ordering import approximate, bm25, hashing
@@ -172,6 +173,9 @@ def draw_calls(random: np.random.Generator) -> Iterator[tuple[Any, tuple[Any, ..
         out = np.zeros((n, 4), np.float32)
         curve = (1.5, 0.75, 5.0)
         yield bm25._embed, (index, offsets, terms.astype(kind), random.random(9), curve, out)
+    listed = random.choice(np.frombuffer(b"0123456789,,, ", np.uint8), 5 * n)
+    listed[-1] = b"]-"[n % 2]
+    yield json_ids.parse_ids, (listed, 0, np.zeros(len(listed), np.uint32))
     text = random.integers(0, 256, 5 * n).astype(np.uint8)
     words = np.zeros(5 * n, np.uint32), np.zeros(5 * n, np.int64), np.zeros(n + 1, np.int64)
     yield hashing._hash_words, (text, offsets, *words)

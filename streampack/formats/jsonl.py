@@ -1,11 +1,10 @@
 """JSON lines: one object per line, plain or compressed; a `.json` file may also be one array.
 
-A file that begins with "[" is read as if each element of its array were a line
-(`json_arrays`).
+A file that begins with "[" is read as if each element of its array were a line (`json_arrays`).
 
-Lines are parsed one by one with the standard library, at 600 MB/s of text or 18 M ids/s of a core;
-orjson (1,000 MB/s) rounds large integers, msgspec (1,190) refuses NaN, and either would save 3 % of
-a run with gigatoken.
+Lines are parsed one by one with the standard library, at 600 MB/s of text or 15 M ids/s of a core;
+ids by a kernel at 71 M/s (`files.json_ids`). orjson (1,000 MB/s) rounds large integers, msgspec
+(1,190) refuses NaN, and either would save 3 % of a run with gigatoken.
 `pyarrow.json` was 1.4 times as fast with 256 lines of text at a time, half as fast with whole
 files, and no faster with lists of ids. It accepts two lines as one object or one line as two, and
 some broken input (a line with ``null`` alone) crashes the process.
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.files.file_source import ShardBlock
+from streampack.files.json_ids import record_with_ids
 from streampack.files.json_records import record_of
 from streampack.files.record_files import RecordFiles
 from streampack.formats.json_arrays import as_lines, is_array
@@ -269,8 +269,7 @@ class JSONL(RecordFiles):
             wrong = None if low else _misnamed(path, file.read(0, 8))
             if wrong:
                 raise self.broken_shard(shard, wrong[0], remedy=wrong[1])
-            beside = self.path_fields(self.manifest.paths[shard])
-            parse = partial(self.record_of, beside=beside) if beside else self.record_of
+            parse = partial(self.record_of, beside=self.path_fields(path), ids=self._ids)
             blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)
             try:
                 for lines in blocks:
@@ -283,15 +282,24 @@ class JSONL(RecordFiles):
                 at = reached if reached is not None else content.produced if low else 0
                 raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error
 
-    def record_of(self, line: bytes | None, beside: PathFields | None = None) -> dict[str, Any]:
+    @property
+    def _ids(self) -> str | None:
+        """The field of each record's token ids, if its other values are parsed without them."""
+        fields = self.fields
+        is_plain = fields.tokenized and fields.records is None and not fields.several
+        return fields.document if is_plain else None
+
+    def record_of(
+        self, line: bytes | None, beside: PathFields | None = None, ids: str | None = None
+    ) -> dict[str, Any]:
         """Return the JSON object of a line; None is a line above the limit, which was not kept.
 
-        Fields that it lacks come from `beside`.
+        Fields that it lacks come from `beside`; ids in the field `ids` are an array if possible.
         """
         if line is None:
             limit = self.reading.most_bytes
             raise BrokenDocumentError(f"is longer than max_document_bytes={limit}")
-        record = record_of(line)
+        record = record_of(line) if ids is None else record_with_ids(line, ids)
         return beside.record(record) if beside else record
 
     def _has_lines(self, info: FileInfo) -> bool:

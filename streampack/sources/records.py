@@ -136,7 +136,8 @@ def ids_of(value: Any, where: str = "", data: bytes = b"") -> NDArray[Any]:
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         what = f"an array of {ids.dtype} and shape {ids.shape}"
         raise BrokenDocumentError(f"has {what}{where} where ids were expected")
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= 1 << 32):
+    fits = ids.dtype.kind == "u" and ids.dtype.itemsize <= 4
+    if len(ids) and not fits and (int(ids.min()) < 0 or int(ids.max()) >= 1 << 32):
         raise BrokenDocumentError(BAD_ID + where)
     return ids.astype(ids.dtype.newbyteorder("=") if len(ids) else np.uint32, copy=False)
 

@@ -274,7 +274,7 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
             if exact_bytes is None:
                 raise DamagedError("raw snappy data does not declare its size")
             data = source.read()
-            # pyarrow trusts a size that is too large, and pads with what is in memory.
+            # pyarrow trusts a size that is too large, and pads with other memory.
             if _snappy_size(data) != exact_bytes:
                 raise DamagedError(
                     f"its header declares {_snappy_size(data)} bytes instead of {exact_bytes}"

@@ -184,12 +184,14 @@ class Storage:
         with closing(self.remote.open(file)) as ranged:
             yield ranged
 
-    def decoded(self, file: StoredFile, what: str, make: Make, num_bytes: int = -1) -> GrowingFile:
+    def decoded(
+        self, file: StoredFile, content: str, make: Make, num_bytes: int = -1
+    ) -> GrowingFile:
         """Return a content derived from a file, made once for all processes of a host.
 
         Args:
             file: the original, opened with `open`.
-            what: name of the derived content.
+            content: name of the derived content.
             make: reads the original and writes the content, in a thread; it must write the same
                 bytes on every call. It returns the fault of the original at which the content ends.
             num_bytes: size of the content if it is known.
@@ -202,7 +204,7 @@ class Storage:
             with self.open(file.listed or name) as opened:
                 return make(opened, out) or ""
 
-        key = derived_key(file, what)
+        key = derived_key(file, content)
         return GrowingFile(self._growings(), key, shown(name), write, num_bytes)
 
     def forget(self, file: str | FileInfo) -> bool:

@@ -28,7 +28,7 @@ _SIZE = struct.Struct("<q56x")  # size of an Arrow stream
 def shared_batches(
     storage: Storage,
     file: StoredFile,
-    what: str,
+    content: str,
     size: int,
     row: int,
     decode: Callable[[F], Iterator[pa.RecordBatch]],
@@ -40,7 +40,7 @@ def shared_batches(
     Args:
         storage: storage with the cache.
         file: file to decode.
-        what: name of the decoded content.
+        content: name of the decoded content.
         size: rows of each batch except the last.
         row: first row needed; batches before it may be left out.
         decode: yields batches of one schema from an open file.
@@ -64,7 +64,7 @@ def shared_batches(
 
     number = row // size
     try:
-        for batch in _batches(storage.decoded(file, f"{what} {MADE_BY}", write), number):
+        for batch in _batches(storage.decoded(file, f"{content} {MADE_BY}", write), number):
             yield batch, number * size
             number += 1
         return
