@@ -154,7 +154,11 @@ def test_threads_that_call_one_kernel_at_once_compile_it_once_for_each_type(fold
 
 
 @pytest.mark.parametrize(
-    "during", [FORKS_IN_IMPORT, FORKS_IN_COMPILATION], ids=["import of numba", "compilation"]
+    "during",
+    [
+        pytest.param(FORKS_IN_IMPORT, id="import of numba"),
+        pytest.param(FORKS_IN_COMPILATION, id="compilation", marks=pytest.mark.slow),
+    ],
 )
 def test_a_fork_beside_a_thread_that_compiles_can_compile(folder: Path, during: str) -> None:
     assert finish(start(folder, during + FORKS))[0] == "36\n"
@@ -180,6 +184,7 @@ def test_a_cache_on_a_full_disk_is_done_without_and_later_written(folder: Path) 
     assert finish(start(folder, CALL))[0] == "36 1\n"
 
 
+@pytest.mark.slow
 def test_a_cache_that_names_classes_of_another_version_is_written_anew(folder: Path) -> None:
     finish(start(folder, CALL))
     (index,) = (folder / "numba").rglob("*.nbi")

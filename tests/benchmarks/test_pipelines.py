@@ -18,7 +18,8 @@ def test_the_bubble_of_equal_micro_batches_matches_the_formula(stages: int, chun
     assert bubble(np.full(count, 0.7), stages, chunks) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", [1, 2])
 def test_stages_wait_less_with_the_costliest_micro_batches_in_the_middle(chunks: int) -> None:
     lengths = np.random.default_rng(0).lognormal(np.log(3000), 1.3, 1024).astype(np.int64)
     cells = line(np.clip(lengths, 16, 32_768), 32_768, 4, chunks)

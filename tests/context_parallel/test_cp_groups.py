@@ -71,7 +71,7 @@ def test_groups_of_neighbours_share_the_batches_of_a_step_in_order(ranks: int) -
         following = first + taken
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [4, 8, 12, 24])
 def test_batches_match_one_rank(ranks: int) -> None:
     found = {number(batch): identity(batch) for step in steps_of(ranks) for batch in step}
@@ -81,7 +81,8 @@ def test_batches_match_one_rank(ranks: int) -> None:
     assert held == at
 
 
-@pytest.mark.parametrize("ranks", [6, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [6, 12])
 def test_degrees_need_not_divide_one_another(ranks: int) -> None:
     packer = Buckets(seq_lens=(8, 18, 36), cp=(2, 3, 6), shares=(0.3, 0.3, 0.4))
     options: dict[str, Any] = {"packer": packer, "batch_size": 1}
@@ -111,11 +112,11 @@ def test_ranks_of_a_group_hold_the_parts_of_one_batch_and_count_its_loss_once() 
                 assert torch.equal(batch.megatron()["tokens"], part["input_ids"])
         assert counted == total
         for batch in step:
-            assert batch.num_items_in_batch == total / ranks
+            assert batch.num_items_in_batch == (total / ranks or 1)
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 4, 8, 12]), st.integers(1, 9)), max_size=4))
-@drawn(4)
+@drawn(4, least=2)
 def test_stopped_and_gone_on_with_on_any_ranks_every_batch_comes_once(
     legs: list[tuple[int, int]],
 ) -> None:
@@ -191,7 +192,7 @@ def test_estimate_and_progress_are_in_steps_of_all_ranks() -> None:
         assert estimate is not None
         steps = 0
         for steps, _ in enumerate(loader, 1):
-            if steps == 100:
+            if steps == 50:
                 assert abs(loader._run.steps_taken - steps) <= 3
         assert abs(estimate.steps - steps) <= max(estimate.error, 12), (estimate, steps)
         return steps
@@ -202,7 +203,7 @@ def test_estimate_and_progress_are_in_steps_of_all_ranks() -> None:
 def test_every_token_comes_once() -> None:
     tokens = [
         token
-        for step in steps_of(8)
+        for step in steps_of(4)
         for batch in step
         if not batch.cp_rank
         for token in batch.input_ids.ravel().tolist()

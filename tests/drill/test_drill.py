@@ -223,7 +223,7 @@ if not os.fork():
 #: Commands that cannot be judged: code, options of the drill, and a word of the error.
 REFUSED = [
     ("raise ValueError(3)", (), "ValueError"),
-    ("pass", (), "torch"),
+    pytest.param("pass", (), "torch", marks=pytest.mark.slow),
     pytest.param("import no_such_module", (), "ModuleNotFoundError", marks=pytest.mark.slow),
     pytest.param("import time; time.sleep(900)", ("--minutes", "0.1"), "--minutes",
                  marks=pytest.mark.slow),
@@ -257,6 +257,7 @@ def _is_sleep(path: Path) -> bool:
         return False
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("code", ["open(P, 'a')", "os.remove(P)", "shutil.rmtree(D)"])
 def test_a_write_into_the_real_folder_fails(code: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()

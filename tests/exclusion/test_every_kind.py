@@ -41,7 +41,7 @@ def tokens_of(dataset: PackedDataset, batches: Iterable[PackedBatch]) -> Counter
     return tokens
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [kind for kind in golden.KINDS if kind != "list, provenance"])
 def test_the_other_documents_come_once_and_those_taken_out_never_again(
     kind: str, corpus: golden.Corpus, tmp_path: Path

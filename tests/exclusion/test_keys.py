@@ -103,7 +103,7 @@ def test_keys_of_texts_and_of_integers_take_out_their_documents(
     assert (documents, tokens) == (len(set(OUT)), TOKENS_OUT)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("ranks", "later", "workers"), [(1, 3, 0), (2, 1, 2), (3, 2, 0)])
 @pytest.mark.parametrize("steps", [1, 20, 60])
 def test_documents_are_taken_out_in_the_middle_of_a_run_and_every_token_is_counted(

@@ -182,7 +182,7 @@ for _ in range(count):
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Parquet", "WebDataset"])
 @pytest.mark.parametrize(
     "ends", [(1, 4), pytest.param(range(1, 7), marks=pytest.mark.slow)], ids=["few", "many"]

@@ -349,7 +349,7 @@ def _outcome(
         )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_documents_before_damage_are_read_by_their_lanes(kind: str, tmp_path: Path) -> None:
     make, damage = DAMAGE[kind]

@@ -72,6 +72,7 @@ def test_the_first_documents_come_before_the_end_of_the_shard(
     assert found == [each.tolist() for each in ids]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "damage"), [("tar", "cut"), ("tar", "flipped"), ("mds", "zeros")])
 def test_a_damaged_shard_gives_the_same_documents_up_to_the_damage_each_time(
     kind: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -122,7 +122,7 @@ def pieces(
         yield batch, found
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "model"),
     [(name, model) for name in PACKERS for model in ("gpt", "llama, sdpa")]

@@ -333,7 +333,7 @@ def test_lanes_are_chosen_by_the_bytes_of_images_that_wait() -> None:
 
 
 def test_worker_that_is_killed_costs_no_pixel() -> None:
-    given = records(200, seed=5)
+    given = records(120, seed=5)
 
     def loader(**settings: Any) -> PackedLoader:
         made = dataset(Images(given, text="text"), lanes=4, seq_len=128, batch_size=1)

@@ -43,7 +43,7 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_and_gradients_of_vision_tower_and_text_match_single_documents(
     family: str,
@@ -94,7 +94,7 @@ def example_of(family: str) -> tuple[Any, Any]:
     return example.model(processor), batch
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in REFUSED])
 def test_documents_with_images_are_isolated(family: str) -> None:
     model, batch = example_of(family)
@@ -105,6 +105,7 @@ def test_documents_with_images_are_isolated(family: str) -> None:
     assert check_isolation(model, batch, call=call)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["Qwen2-VL", "Qwen2.5-VL"])
 def test_three_axes_without_the_plane_of_the_text_leak(family: str) -> None:
     model, batch = example_of(family)

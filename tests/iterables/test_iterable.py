@@ -63,7 +63,7 @@ class Stateful:
         self.start = state["at"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("data", "fields", "expected"),
     [

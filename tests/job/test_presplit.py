@@ -96,7 +96,7 @@ def assert_found(found: list[dict[str, Any]], replicas: int) -> None:
     assert not wrong, json.dumps(wrong, indent=1)
 
 
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_kind_of_split_data_is_refused_on_all_ranks_and_whole_data_lose_nothing(
     host: Host, folder: Path, every: int
 ) -> None:

@@ -91,7 +91,7 @@ KINDS = {
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_ledger_has_every_batch_of_every_document(
     kind: str, corpus: golden.Corpus, tmp_path: Path

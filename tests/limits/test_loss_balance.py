@@ -92,7 +92,7 @@ ASKED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "rows"), [(kind, 1) for kind in [*ASKED][:2]] + [(kind, 2) for kind in [*ASKED][1:]]
 )
@@ -160,7 +160,7 @@ def test_a_state_of_other_loss_balanced_rows_is_refused_by_revision(allow: set[s
     assert caught.value.setting == "balance"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("attention", ["document", "row"])
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])
 def test_the_labels_of_the_batch_are_balanced(overflow: Any, attention: Any) -> None:
@@ -182,7 +182,7 @@ def test_the_labels_of_the_batch_are_balanced(overflow: Any, attention: Any) -> 
 LOSS: dict[str, Any] = {"balance": "loss"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("before", "after", "allow"),
     [

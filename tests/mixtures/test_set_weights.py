@@ -86,7 +86,7 @@ some_weights = st.fixed_dictionaries(
 ).filter(lambda weights: any(weights.values()))
 
 
-@drawn(12)
+@drawn(12, least=2)
 @given(data=st.data())
 def test_changes_kills_and_ranks_give_the_batches_of_an_uninterrupted_run(
     data: st.DataObject,
@@ -162,8 +162,7 @@ def test_a_finite_run_gives_every_document_once_under_any_weights(name: str) -> 
 
 def test_shares_of_an_interval_are_those_asked_for_within_half_a_percent() -> None:
     asked = [
-        {"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 0.05, "b": 0.05, "c": 0.9},
-        {"a": 0.5, "b": 0.0, "c": 0.5},
+        {"a": 0.05, "b": 0.05, "c": 0.9}, {"a": 0.5, "b": 0.0, "c": 0.5},
     ]  # fmt: skip
     loader = PackedLoader(endless())
     batches, flushed = iter(loader), 300  # the windows hold no older documents by then
@@ -179,6 +178,7 @@ def test_shares_of_an_interval_are_those_asked_for_within_half_a_percent() -> No
         assert np.abs(shares - list(weights.values())).max() < 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "workers"), [("random", 2), ("in cycles", 0)])
 def test_shares_are_those_asked_for_on_average_if_weights_change_at_every_step(
@@ -201,6 +201,7 @@ def test_shares_are_those_asked_for_on_average_if_weights_change_at_every_step(
     assert np.abs(tokens / tokens.sum() - wanted).max() < 0.005
 
 
+@pytest.mark.slow
 def test_weights_of_every_step_give_the_same_batches_on_any_ranks_after_any_stops() -> None:
     rng = np.random.default_rng(5)
     changes: Changes = {
@@ -353,14 +354,14 @@ def test_other_settings_keep_a_change_and_another_mixture_ends_it() -> None:
     changed = PackedLoader(other())
     changed.load_state_dict(state, allow={"source"})
     assert "weights" not in changed.state_dict()
-    expected = [identity(batch) for batch in islice(changed, 600)]
-    assert {ids // 1_000_000 for one in expected[500:] for ids in one[2] if ids != PAD} == {1}
+    expected = [identity(batch) for batch in islice(changed, 400)]
+    assert {ids // 1_000_000 for one in expected[340:] for ids in one[2] if ids != PAD} == {1}
     again = PackedLoader(other())
     again.load_state_dict(state, allow={"source"})
     found = [identity(batch) for batch in islice(again, 30)]
     resumed = PackedLoader(other())
     resumed.load_state_dict(json.loads(json.dumps(again.state_dict())))
-    assert found + [identity(batch) for batch in islice(resumed, 570)] == expected
+    assert found + [identity(batch) for batch in islice(resumed, 370)] == expected
 
 
 @pytest.mark.sampled(1)
@@ -376,8 +377,8 @@ def test_ranks_that_share_batches_change_at_the_same_one(ranks: int) -> None:
         loader = PackedLoader(make(Topology(rank, ranks)), ranks=member)
         batches = list(islice(loader, 20))
         loader.set_weights(weights)
-        loader.set_weights({"a": 0, "b": 1, "c": 0}, from_step=loader._run.steps_taken + 40)
-        batches += islice(loader, 100)
+        loader.set_weights({"a": 0, "b": 1, "c": 0}, from_step=loader._run.steps_taken + 20)
+        batches += islice(loader, 60)
         changes = [batch for batch, _ in loader._run.state.beside["weights"]]
         return {batch.step * 24 + batch.lane: identity(batch) for batch in batches}, changes
 
@@ -467,18 +468,19 @@ def test_ordering_windows_are_drawn_by_the_weights_of_the_round_that_reads_them(
     rng = np.random.default_rng(5)
     changes: Changes = {
         at: [(dict(zip(NAMES, rng.dirichlet((1, 1, 1)).tolist(), strict=True)), None)]
-        for at in range(0, 360, 6)
+        for at in range(0, 180, 6)
     }
 
     def make(topology: Topology) -> PackedDataset:
         return endless(topology, order=order, packer=Concat(seq_len=32), attention="row")
 
-    expected = with_changes(make, changes, [(1, 0, 480)], total=480)
-    assert expected != with_changes(make, {}, [(1, 0, 480)], total=480)
-    legs = [(1, 0, 66), (2, 0, 33), (1, 2, 84), (6, 0, 9), (1, 0, 6), (3, 0, 100)]
-    assert with_changes(make, changes, legs, total=480) == expected
+    expected = with_changes(make, changes, [(1, 0, 240)], total=240)
+    assert expected != with_changes(make, {}, [(1, 0, 240)], total=240)
+    legs = [(1, 0, 36), (2, 0, 18), (1, 2, 42), (6, 0, 5), (1, 0, 6), (3, 0, 60)]
+    assert with_changes(make, changes, legs, total=240) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["by weights", "several epochs of one"])
 def test_a_finite_run_with_an_order_gives_every_document_once(name: str) -> None:
@@ -501,7 +503,7 @@ def test_a_finite_run_with_an_order_gives_every_document_once(name: str) -> None
     assert sorted(tokens[tokens < PAD]) == sorted(unchanged[unchanged < PAD])
 
 
-@drawn(5)
+@drawn(5, least=2)
 @given(data=st.data())
 def test_changes_kills_and_ranks_give_the_batches_of_an_uninterrupted_run_with_an_order(
     data: st.DataObject,
@@ -518,6 +520,7 @@ def test_changes_kills_and_ranks_give_the_batches_of_an_uninterrupted_run_with_a
     assert with_changes(make, changes, [*legs, (2, 0, 63)], total=126) == expected
 
 
+@pytest.mark.slow
 def test_shares_of_a_run_with_an_order_become_the_ones_asked_for() -> None:
     loader = PackedLoader(endless(order=Backwards(), packer=Concat(seq_len=32)))
     batches = iter(loader)

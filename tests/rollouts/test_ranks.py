@@ -90,7 +90,6 @@ def test_ranks_that_are_killed_resume_on_another_number_and_train_each_prompt_on
     host: Host, tmp_path: Path
 ) -> None:
     run(host, tmp_path, 2, "tree", kill=1, seed=0)
-    run(host, tmp_path, 2, "documents", kill=0, seed=1)
     run(host, tmp_path, 1, "tree", kill=-1, seed=2)
     check_trained(tmp_path)
 

@@ -200,7 +200,7 @@ def dataset_maker(source: Any, lanes: int, values: dict[str, Any]) -> Make:
     return make
 
 
-@drawn(12)
+@drawn(12, least=2)
 @given(st.one_of(memory_sources(), mixtures()), options(), runs())
 def test_any_stops_on_any_topologies_give_the_uninterrupted_sequence(
     source: Any, values: dict[str, Any], run: tuple[int, list[Leg]]
@@ -209,7 +209,7 @@ def test_any_stops_on_any_topologies_give_the_uninterrupted_sequence(
     assert_legs(dataset_maker(source, lanes, values), lanes, legs)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [kind for kind in SOURCES if not kind.startswith("chat")])
 def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)

@@ -10,6 +10,7 @@ import pytest
 
 from streampack import PackedLoader
 from streampack.deals.report_channel import decode_reports
+from tests.support.drawn import sampled
 from tests.support.forked import Host
 from tests.support.killed_jobs import (
     LANES,
@@ -60,11 +61,12 @@ def kill_at_random_moments(seed: int, layout: str, tmp_path: Path) -> None:
     assert_legs(tmp_path, starts, expected)
 
 
+@pytest.mark.sampled
 def test_a_rank_killed_around_a_deal_loses_and_repeats_nothing(host: Host, tmp_path: Path) -> None:
-    host.call(tmp_path, kill_around_a_deal, tmp_path)
+    host.call(tmp_path, kill_around_a_deal, tmp_path, [*sampled(range(4), part=1 / 2)])
 
 
-def kill_around_a_deal(tmp_path: Path) -> None:
+def kill_around_a_deal(tmp_path: Path, places: list[int]) -> None:
     loader = PackedLoader(make_dataset(0, 1))
     expected = {
         batch.step * LANES + batch.lane: batch.input_ids[batch.document_ids >= 0].tolist()
@@ -76,9 +78,9 @@ def kill_around_a_deal(tmp_path: Path) -> None:
     every = loader.dataset.plan.config.dealing.every
     starts = [0]
     # Before a report, between it and its exchange, after that, and when the deal is read.
-    for leg, (deal, after) in enumerate(zip(deals, (-1, 2, 5, 4 * LANES), strict=False)):
-        ranks = (2, 4, 3, 2)[leg]
-        run_and_kill(tmp_path, ranks, leg, die_at=(deal * every + 1) * LANES + after)
+    for leg, place in enumerate(places):
+        ranks, after = ((2, -1), (4, 2), (3, 5), (2, 4 * LANES))[place]
+        run_and_kill(tmp_path, ranks, leg, die_at=(deals[place] * every + 1) * LANES + after)
         starts.append(max(saved_steps(tmp_path), default=0))
     run_and_kill(tmp_path, 2, len(starts) - 1)
     assert starts == sorted(set(starts)), "a leg came no further"

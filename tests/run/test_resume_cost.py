@@ -94,6 +94,7 @@ def test_restoring_reads_as_much_anywhere_in_an_epoch(
         assert 0 < documents_read(source, state, monkeypatch) <= most
 
 
+@pytest.mark.slow
 def test_a_cold_host_fetches_only_the_shards_that_its_windows_need(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     write_mds(tmp_path, [rng.integers(0, 9, 90).astype(np.uint16) for _ in range(2000)])

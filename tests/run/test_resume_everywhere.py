@@ -59,7 +59,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(
     assert_restores_everywhere(maker(SOURCES[kind](tmp_path), packer))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
     kind: str, tmp_path: Path

@@ -108,7 +108,8 @@ def test_a_mixture_of_many_local_sources_needs_few_descriptors(
     assert _total(host, tmp_path, kind, places) == SOURCES * DOCUMENTS * LENGTH
 
 
-@pytest.mark.parametrize("kind", _kinds("Parquet"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_mixture_of_many_remote_sources_needs_few_descriptors(
     kind: str, host: Host, http: HTTPServer, tmp_path: Path
 ) -> None:

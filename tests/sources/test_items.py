@@ -63,8 +63,9 @@ def test_contract_of_records() -> None:
     assert_source_contract(Items(MapStyle(records), text="text", reading=reading), TEXTS)
 
 
-def test_contract_of_more_items_than_a_shard_has() -> None:
-    items = [[i, i + 1] for i in range(9_000)]
+def test_contract_of_more_items_than_a_shard_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streampack.sources.indexed.SHARD_ITEMS", 512)
+    items = [[i, i + 1] for i in range(600)]
     assert_source_contract(Items(items), items, lane_counts=(1, 5), restarts=2)
 
 

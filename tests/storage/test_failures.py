@@ -80,7 +80,7 @@ def drip_in_headers(connection: Connection) -> None:
     connection.drip(b"X-Nothing: x\r\n", 0.01)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("respond", "act"),
     [

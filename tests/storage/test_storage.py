@@ -278,7 +278,7 @@ def test_a_server_that_falls_silent_times_out(http: HTTPServer, tmp_path: Path) 
 # several processes
 
 
-@pytest.mark.parametrize("context", [FORK, SPAWN])
+@pytest.mark.parametrize("context", [FORK, pytest.param(SPAWN, marks=pytest.mark.slow)])
 def test_racing_processes_download_a_file_once(
     http: HTTPServer, storage: Storage, context: Any
 ) -> None:

@@ -121,6 +121,7 @@ def read(folder: Path, url: str, **options: object) -> bytes:
         return file.read(0, file.num_bytes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("named", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "ssl"])
 def test_a_server_with_a_certificate_of_an_own_authority_is_read(
     port: int, certificates: Path, tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch

@@ -11,20 +11,20 @@ from hypothesis import settings
 
 #: Examples of a test without a number, in the gate and at night; `drawn` keeps their proportion.
 GATE, NIGHT = 12, 800
-_USUAL, _LEAST = 100, 5
+_USUAL = 100
 _GOLDEN = (5**0.5 - 1) / 2
 
 Case = TypeVar("Case")
 
 
-def drawn(examples: int, **options: Any) -> settings:
+def drawn(examples: int, *, least: int = 5, **options: Any) -> settings:
     """Return settings for a drawn test: an eighth of `examples` in the gate, eight times at night.
 
-    At least five are drawn, unless `examples` is less. In the gate the examples are the same in
-    every run, at night they are new (the profiles in `tests/conftest.py`).
+    At least `least` are drawn, unless `examples` is less: of dear examples two. In the gate the
+    examples are the same in every run, at night they are new (the profiles in `tests/conftest.py`).
     """
     in_profile = examples * settings().max_examples // _USUAL
-    return settings(max_examples=max(in_profile, min(examples, _LEAST)), **options)
+    return settings(max_examples=max(in_profile, min(examples, least)), **options)
 
 
 def sampled(cases: Iterable[Case], part: float = 1 / 3) -> Iterator[Case]:

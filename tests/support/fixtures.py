@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack.storage import failures
+from streampack.storage import failures, remote_files
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server, http_server, s3_server
 
@@ -29,8 +29,9 @@ def s3(s3_for_all: S3Server) -> S3Server:
 
 
 @pytest.fixture
-def http(tmp_path: Path) -> Iterator[HTTPServer]:
-    """A running HTTP server over an empty folder."""
+def http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    """A running HTTP server over an empty folder; one without ranges is asked anew soon."""
+    monkeypatch.setattr(remote_files, "_ASKED_ANEW_S", (0.01, 0.02))
     folder = tmp_path / "served"
     folder.mkdir()
     with http_server(folder) as server:
@@ -41,6 +42,7 @@ def http(tmp_path: Path) -> Iterator[HTTPServer]:
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     """A storage with a cache of its own, which waits little between attempts."""
     monkeypatch.setattr(failures, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(remote_files, "_ASKED_ANEW_S", (0.01, 0.02))
     return Storage(cache_dir=tmp_path / "cache", retries=3, timeout_s=10.0)
 
 

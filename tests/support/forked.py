@@ -31,8 +31,10 @@ WAIT_S = 500  # for programs that would otherwise wait for ever
 HOST = """
 import atexit, gc, importlib, json, os, signal, sys, threading, time
 import torch.distributed
-from streampack import PackedLoader, Topology
+from streampack import PackedLoader, Topology, rollouts, sources
 from tests.support.runs import make_dataset, uneven
+
+rollouts.Loader, rollouts.serve, sources.JSONL, sources.Parquet, sources.Storage  # imported here
 
 def program():
     for line in sys.stdin:

@@ -20,7 +20,7 @@ from streampack.trees.batch import TreeBatch
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 SEQ_LEN = 32
-LENGTHS = heavy_tailed(400, seed=11)
+LENGTHS = heavy_tailed(250, seed=11)
 DOCUMENTS = numbered_documents(LENGTHS)
 PAD = 4_000_000
 
@@ -34,7 +34,7 @@ def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
         "topology": Topology(),
         "token_rules": TokenRules(pad_id=PAD, eos_id=PAD + 1),
     }
-    source = MemorySource([DOCUMENTS[:150], DOCUMENTS[150:]], block_documents=9)
+    source = MemorySource([DOCUMENTS[:95], DOCUMENTS[95:]], block_documents=9)
     return PackedDataset(source, **{**values, **options})
 
 

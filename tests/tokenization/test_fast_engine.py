@@ -49,7 +49,7 @@ def encoded(
     return [made.document(i).tolist() for i in range(len(made))]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "special"), [*((name, "encode") for name in ENGINES), ("qwen2", "split")]
 )
@@ -294,7 +294,8 @@ print(most - tokenizer._fast._fast._size >> 20, "awkward" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("megabytes", [25, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [25, 100])
 def test_an_engine_lives_in_forks_pickles_and_threads_and_its_memory_is_bounded(
     megabytes: int, tmp_path: Path
 ) -> None:

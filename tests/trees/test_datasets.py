@@ -26,6 +26,7 @@ from streampack import (
 from streampack.errors import ConfigError, PlanError, StateError
 from streampack.testing import SimulatedRanks
 from streampack.trees.batch import TreeBatch
+from tests.support.drawn import sampled
 from tests.support.tree_reference import reference
 
 RNG = np.random.default_rng(7)
@@ -128,9 +129,10 @@ def test_trees_come_from_files_as_from_memory(tmp_path: Path) -> None:
     assert len(made.locate(batch)) == batch.num_documents
 
 
+@pytest.mark.sampled
 def test_a_run_resumes_after_every_batch() -> None:
     whole = summary(PackedLoader(dataset()))
-    for at in range(len(whole)):
+    for at in sampled(range(len(whole))):
         loader = PackedLoader(dataset())
         batches = iter(loader)
         for _ in range(at):

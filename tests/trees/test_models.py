@@ -55,7 +55,7 @@ def in_double(model: Any) -> Any:
     return model.double()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_and_gradients_match_sequences_one_by_one(
     family: str, monkeypatch: pytest.MonkeyPatch
@@ -99,11 +99,10 @@ def test_losses_and_gradients_match_sequences_one_by_one(
 @pytest.mark.parametrize(
     "family",
     [
-        "llama",
         "gemma2",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("qwen3", "starcoder2", "gpt_neox", "mistral", "opt")
+            for name in ("llama", "qwen3", "starcoder2", "gpt_neox", "mistral", "opt")
         ),
     ],
 )

@@ -143,7 +143,8 @@ CHILD = """
             except WorkerError as error:
                 os._exit("parent" not in error.fact)
             os._exit(1)"""
-SLOW = pytest.mark.slow
+#: The others are left to the night.
+GATE = ("sigchld is ignored", "workers are forked while a state is made", "interrupted twice")
 #: Actions of a program; it may report that its workers are interrupted.
 PROGRAMS = {
     "sigchld is ignored": SIGCHLD_IGNORED,
@@ -161,10 +162,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[SLOW] if "elsewhere" in name or "spawned" in name else [])
-        for name in PROGRAMS
-    ],
+    [pytest.param(name, marks=() if name in GATE else pytest.mark.slow) for name in PROGRAMS],
 )
 def test_a_program_ends_well_and_in_silence(host: Host, tmp_path: Path, name: str) -> None:
     (tmp_path / "program.py").write_text(BEGINNING + PROGRAMS[name])

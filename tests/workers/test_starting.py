@@ -28,13 +28,10 @@ except WorkerError as error:
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize(
-    ("script", "setting"),
-    [
-        ("guardless", "multiprocessing_context"),
-        pytest.param("killed", None, marks=pytest.mark.slow),
-    ],
+    ("script", "setting"), [("guardless", "multiprocessing_context"), ("killed", None)]
 )
 def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
     method: str, script: str, setting: str | None, host: Host, tmp_path: Path
