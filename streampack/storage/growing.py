@@ -151,7 +151,7 @@ class Growings:
         if key in self.failed:
             return
         self.failed[key] = error
-        if name and (is_of_system(error) or isinstance(error, StorageError)):
+        if name and (is_of_system(error) or getattr(error, "setting", "")):
             logger.warning(
                 "%s is decoded again for every part of it that a lane reads, which may take many "
                 "times as long: its content cannot be kept in the cache (%s). Raise "
@@ -322,7 +322,8 @@ class GrowingFile(StoredFile):
         if self._tries > MOST_TRIES:
             lock.remove()
             lost = f"it disappeared from the cache {MOST_TRIES} times while it was made."
-            growings.refuse(key, self._name, StorageError(lost, "Raise cache_limit_bytes."))
+            remedy, setting = "Raise cache_limit_bytes.", "cache_limit_bytes"
+            growings.refuse(key, self._name, StorageError(lost, remedy, setting=setting))
             return True
         maker = start_daemon(growings.make, key, self._name, lock, self._write, name=THREAD_NAME)
         if maker is None:

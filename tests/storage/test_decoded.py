@@ -68,7 +68,7 @@ def logged(caplog: pytest.LogCaptureFixture, words: str) -> int:
 
 def is_read_whole(tmp_path: Path) -> bool:
     """Tars, which are numbered from their first byte, and MDS, which has a table."""
-    return bool([*tmp_path.glob("*.tar.gz"), *tmp_path.glob("mds")])
+    return bool([*tmp_path.glob("*.tar.*"), *tmp_path.glob("mds")])
 
 
 @pytest.mark.sampled(3)

@@ -110,7 +110,15 @@ class Corpus:
         return (self.folder / "log").read_text().count("decoded into the cache")
 
 
-@pytest.fixture(params=["rows.parquet", "lines.jsonl.gz", "lines.jsonl.zst", "samples.tar.gz"])
+@pytest.fixture(
+    params=[
+        "rows.parquet",
+        "lines.jsonl.gz",
+        "lines.jsonl.zst",
+        "samples.tar.gz",
+        "samples.tar.zst",
+    ]
+)
 def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> Corpus:
     return Corpus(request.param, tmp_path)
 

@@ -10,8 +10,6 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,72 +80,52 @@ def test_a_file_that_is_asked_for_whole_takes_one_request_and_no_room(
     assert len(blocks(storage)) == 10
 
 
-class Halves(SimpleHTTPRequestHandler):
-    """Python's own server, which has no ranges; it holds up the second half of each body."""
-
-    released: ClassVar[threading.Event]
-
-    def copyfile(self, source: Any, outputfile: Any) -> None:
-        data = source.read()
-        outputfile.write(data[: SIZE // 2])
-        outputfile.flush()
-        self.released.wait(WAIT_S)
-        outputfile.write(data[SIZE // 2 :])
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def halves(tmp_path: Path) -> Iterator[str]:
-    Halves.released = threading.Event()
-    (tmp_path / "served").mkdir()
-    (tmp_path / "served" / "a.bin").write_bytes(DATA)
-    handler = partial(Halves, directory=str(tmp_path / "served"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/a.bin"
-        finally:
-            Halves.released.set()
-            server.shutdown()
-            thread.join(WAIT_S)
-
-
 def read_first(storage: Storage, url: str) -> None:
     with storage.open(url) as file:
         assert file.read(5, 4 * BLOCK_BYTES - 9) == DATA[5 : 4 * BLOCK_BYTES - 9]
 
 
+@pytest.fixture
+def released(http: HTTPServer) -> Iterator[threading.Event]:
+    """An event that lets the second halves of bodies go."""
+    event = threading.Event()
+    http.halfway = lambda _: event.wait(WAIT_S)
+    yield event
+    event.set()
+
+
 def test_the_first_half_of_a_file_is_read_before_the_second_has_come(
-    storage: Storage, halves: str
+    storage: Storage, url: str, released: threading.Event
 ) -> None:
-    read_first(storage, halves)
-    other = FORK.Process(target=read_first, args=(storage, halves))
+    read_first(storage, url)
+    other = FORK.Process(target=read_first, args=(storage, url))
     other.start()
     other.join(WAIT_S)
     assert other.exitcode == 0
-    assert not Halves.released.is_set()
-    Halves.released.set()
-    read(storage, halves)
+    assert not released.is_set()
+    released.set()
+    read(storage, url)
 
 
 def test_a_process_that_is_stopped_while_it_fetches_a_file_holds_up_nobody(
-    storage: Storage, halves: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: Storage,
+    url: str,
+    released: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(growing, "PATIENCE_S", 0.5)
     monkeypatch.setattr(locks, "PATIENCE_S", 0.5)
-    child = FORK.Process(target=read, args=(storage, halves))
+    child = FORK.Process(target=read, args=(storage, url))
     child.start()
     while not blocks(storage):
         assert child.is_alive()
         child.join(0.01)
     os.kill(child.pid or 0, signal.SIGSTOP)
-    Halves.released.set()
+    released.set()
     try:
         with caplog.at_level(logging.WARNING):
-            read(storage, halves)
+            read(storage, url)
         assert any("is fetched here too" in message for message in caplog.messages)
     finally:
         os.kill(child.pid or 0, signal.SIGKILL)

@@ -114,6 +114,7 @@ class HTTPServer:
         ranges: whether Range requests are honoured; otherwise the whole file is sent.
         one_by_one: bodies are sent one byte at a time.
         gate: if set, called with the path before the body of a GET is sent (to hold it up).
+        halfway: if set, called with the path after half of the body of a GET is sent.
         hold: if set, called with the range of bytes before the answer to a GET is sent.
     """
 
@@ -127,6 +128,7 @@ class HTTPServer:
     ranges: bool = True
     one_by_one: bool = False
     gate: Callable[[str], None] | None = None
+    halfway: Callable[[str], object] | None = None
     hold: Callable[[int, int], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -205,6 +207,11 @@ def _handler(state: HTTPServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 data = data[1:]
                 state.gate(name)
+            if state.halfway is not None:
+                self.wfile.write(data[: len(data) // 2])
+                self.wfile.flush()
+                data = data[len(data) // 2 :]
+                state.halfway(name)
             if fault == "cut":
                 self.wfile.write(data[: len(data) // 2])
                 self.wfile.flush()

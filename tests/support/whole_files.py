@@ -67,6 +67,7 @@ LAYOUTS: dict[str, tuple[Callable[..., None], Any, str]] = {
     "lines.jsonl.gz": (write_lines, sources.JSONL, "gzip"),
     "lines.jsonl.zst": (write_lines, sources.JSONL, "zstd"),
     "samples.tar.gz": (write_tar, sources.WebDataset, "gzip"),
+    "samples.tar.zst": (write_tar, sources.WebDataset, "zstd"),
     "batch.feather": (write_batch, sources.Arrow, "zstd"),
     "mds": (write_mds, sources.MDS, "zstd"),
     "rows.parquet": (write_rows, sources.Parquet, "zstd"),

@@ -24,7 +24,12 @@ from streampack.files.integer_arrays import (
 from streampack.files.json_records import record_of
 from streampack.files.paths import is_pipe, refuse_pipes
 from streampack.files.record_files import RecordFiles
-from streampack.formats.tar.archives import content_of, is_declared, named_codec
+from streampack.formats.tar.archives import (
+    FIRST_BYTES,
+    content_of,
+    is_read_as_it_comes,
+    named_codec,
+)
 from streampack.formats.tar.contents import (
     array_headers,
     field_beside,
@@ -84,8 +89,8 @@ class WebDataset(RecordFiles):
 
     A shard is cut by its bytes among any number of lanes. A process that begins inside it, as
     after a restart, first reads the headers before that place, once. A compressed shard of 1 MiB
-    or more is decompressed into the cache, once per host, and a `.tar.gz` is read as it comes; a
-    smaller one into memory.
+    or more is decompressed into the cache, once per host, and read as it comes; a smaller one into
+    memory.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
@@ -152,8 +157,9 @@ class WebDataset(RecordFiles):
         """Yield the head, and the samples from the first that no lane here has passed."""
         if not is_pipe(self.manifest.paths[shard]):
             listed = self._listed_shard(shard)
-            yield Range(listed, 0, HEAD_BYTES)
-            if self.codec(shard) is None and self.manifest.weights[shard] == listed.num_bytes:
+            codec = self.codec(shard)
+            yield Range(listed, 0, HEAD_BYTES if codec is None else FIRST_BYTES)
+            if codec is None and self.manifest.weights[shard] == listed.num_bytes:
                 yield Range(listed, min(low, self._samples.scanned(shard)), high)
 
     def list_shards(self) -> Manifest:
@@ -175,8 +181,8 @@ class WebDataset(RecordFiles):
             )
             padded = ATTENTION_MASK in fields
         weights = [_PIPE_BYTES if is_pipe(file.path) else file.num_bytes for file in files]
-        declares = any(map(is_declared, files))
-        details = {"fields": self.fields, "padded": padded, "declares": declares}
+        expects = any(map(is_read_as_it_comes, files))
+        details = {"fields": self.fields, "padded": padded, "expects": expects}
         return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
 
     def describe(self) -> dict[str, Any]:
@@ -188,7 +194,7 @@ class WebDataset(RecordFiles):
             "tokenized": self.tokenized,
             "dtype": self.dtype,
             **field,
-            **({"sizes": "declared"} if self._declares and not self._waits else {}),
+            **({"sizes": "expected"} if self._expects_sizes and not self._waits else {}),
         }
 
     def codec(self, shard: int) -> str | None:
@@ -226,8 +232,8 @@ class WebDataset(RecordFiles):
         return tokens * len(data) / (stored * max(offset, 1))
 
     @property
-    def _declares(self) -> bool:
-        return bool(self.manifest.details.get("declares"))
+    def _expects_sizes(self) -> bool:
+        return bool(self.manifest.details.get("expects"))
 
     @property
     def _masks(self) -> list[str]:
@@ -265,11 +271,11 @@ class WebDataset(RecordFiles):
                 yield content_of(self.storage, written)
         else:
             with self.open_shard(shard) as file:
-                cuts = not self._waits and self.codec(shard) == "gz"
-                yield content_of(self.storage, file, by_declared_size=cuts)
+                comes = not self._waits and self.codec(shard) is not None
+                yield content_of(self.storage, file, as_it_comes=comes)
 
     def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> WebDataset:
-        """Return the source of a state from before parts were cut by declared sizes."""
+        """Return the source of a state from before parts were cut by expected sizes."""
         if described.get("kind") != self._kind or "sizes" in described:
             return self
         copied = copy.copy(self)
