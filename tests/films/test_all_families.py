@@ -18,7 +18,8 @@ from streampack.hf.isolation import without_loss
 from streampack.images.model_arguments import media_of
 from streampack.media import Films
 from tests.support.clips import decoded, film, turned
-from tests.support.film_models import MODELS, model_of
+from tests.support.film_models import MODELS, SEQ_LENS, VIDEOS, model_of
+from tests.support.film_models import REFUSED as UNSERVED
 from tests.support.film_processors import FAMILIES, processor_of
 from tests.support.films import as_processed
 from tests.support.vision_runs import dataset
@@ -100,17 +101,35 @@ def test_counts_that_depend_on_pixels_and_families_that_are_not_read_are_refused
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("family", MODELS)
-def test_models_keep_documents_with_films_apart(family: str, clips: list[bytes]) -> None:
-    processor = processor_of(family)
+@pytest.mark.parametrize("family", [*MODELS, *UNSERVED])
+def test_models_keep_documents_with_films_apart_or_are_refused(
+    family: str, clips: list[bytes]
+) -> None:
+    if family == "PerceptionLM":
+        pytest.importorskip("timm")
+    processor = processor_of(family, **VIDEOS.get(family, {}))
     model = model_of(family, processor)
     texts = [f"{i}:ab\n{processor.video_token}\nzz" for i in range(2)]
+    if family == "MiniMaxM3VL":
+        clips = [film(31, size=(56, 56), seed=i) for i in range(2)]
     given = [{"text": text, "videos": [clip]} for text, clip in zip(texts, clips, strict=False)]
     source = Films([*given, {"text": "2: none"}], text="text")
-    (batch,) = dataset(source, processor, seq_len=2304, batch_size=1)
+    seq_len = SEQ_LENS.get(family, 480)
+    (batch,) = dataset(source, processor, seq_len=seq_len, batch_size=1)
     assert batch.num_documents == 3
     call = lambda one: model(**without_loss(one.hf(model=model)))  # noqa: E731
+    if family in UNSERVED:
+        with pytest.raises(ConfigError) as caught:
+            call(batch)
+        assert caught.value.setting == "model"
+        return
     assert check_isolation(model, batch, call=call)
+
+
+def test_every_family_is_tried_with_a_model() -> None:
+    tried = {*MODELS, *UNSERVED, "InternVL", "LlavaOnevision", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL"}
+    tried |= {"Glm4v", "Qwen2_5Omni", "Qwen3OmniMoe"}  # in test_families.py, test_sound_inside.py
+    assert tried == {*FAMILIES}
 
 
 @pytest.mark.parametrize("family", ["Qwen2_5Omni", "Qwen3OmniMoe"])
