@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote_plus, urlencode
 from streampack.storage.clients import S3Client, WebClient, answered
 from streampack.storage.failures import failure_of
 from streampack.storage.file_info import split_url
-from streampack.storage.remote import Pace, info_of
+from streampack.storage.remote import Pace
 from streampack.storage.threads import in_threads
 from streampack.storage.wire import RefusedError
 
@@ -66,7 +66,11 @@ class FsspecCatalog:
 
     def info(self, url: str) -> dict[str, Any]:
         try:
-            return info_of(self._filesystem, url, self._pace)
+            more = {"expand_info": True} if split_url(url)[0] == "hf" else {}  # with the version
+            info: dict[str, Any] = self._pace.call(
+                self._filesystem, "info", url, num_bytes=0, **more
+            )
+            return info
         except Exception as error:
             if failure_of(error) in ("denied", "other"):  # the body contains the reason
                 self._pace.call(self._filesystem, "cat_file", url, start=0, end=1, num_bytes=1)

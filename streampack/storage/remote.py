@@ -13,7 +13,7 @@ from fsspec.asyn import sync
 
 from streampack.errors import StorageError
 from streampack.storage.failures import TooSlowError
-from streampack.storage.file_info import FileInfo, shown, split_url
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.threads import end_with_process, pulse
 
 #: Fields that differ between versions of a file, by file system; the most reliable first.
@@ -136,10 +136,3 @@ class Pace:
             pulse().beat()  # the request has a limit of its own
             end_with_process()
         return answer.result()
-
-
-def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
-    """Look up a URL with a single attempt; for hf:// the result includes the version."""
-    options = {"expand_info": True} if split_url(url)[0] == "hf" else {}
-    info: dict[str, Any] = pace.call(filesystem, "info", url, num_bytes=0, **options)
-    return info

@@ -23,6 +23,7 @@ from streampack.storage.catalogs import Catalog, FsspecCatalog, S3Catalog, WebCa
 from streampack.storage.clients import S3Client, WebClient, client_of
 from streampack.storage.fetching import Fetcher
 from streampack.storage.file_info import FileInfo, Range, replaced, shown, split_url
+from streampack.storage.first_fetch import first_fetch
 from streampack.storage.listing import WITH_HOST
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import OverFsspec, OverHttp, Reader
@@ -252,6 +253,7 @@ class RemoteFiles:
         return file if file.version else self.look_up(file.path)
 
     def _reader(self, url: str) -> Reader:
+        first_fetch().begin(url)
         return self._opened(split_url(url)[0] or "")[0]
 
     def catalog(self, protocol: str) -> Catalog:
@@ -276,10 +278,14 @@ class RemoteFiles:
                     catalog = S3Catalog(client)
                 else:
                     catalog = FsspecCatalog(filesystem(), self.pace)
+
+                def version_now(url: str) -> str:
+                    return info_from(url, catalog.info(url)).version
+
                 reader: Reader = (
-                    OverFsspec(filesystem(), self.pace)
+                    OverFsspec(filesystem(), self.pace, version_now)
                     if client is None
-                    else OverHttp(client, lambda url: self._ask(url, retries=0).version)
+                    else OverHttp(client, version_now)
                 )
                 self._stores[protocol] = reader, catalog
         return self._stores[protocol]

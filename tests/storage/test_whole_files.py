@@ -214,6 +214,23 @@ def test_a_download_that_breaks_off_restarts(
     assert getattr(http, fault) == 0
 
 
+def test_an_outage_at_the_end_of_a_download_is_waited_out(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    """A file that is there is looked up once more, in two requests."""
+    (listed,) = storage.list(url)
+
+    def gate(_: str) -> None:
+        if http.requests[-1].range is None:
+            http.gate = None
+            http.fail_head_too, http.fail_next = True, 2
+
+    http.gate = gate
+    with storage.open(listed) as file:
+        assert file.read(0, SIZE) == DATA
+    assert not http.fail_next
+
+
 def test_a_cache_that_is_removed_meanwhile_is_refilled(
     http: HTTPServer, storage: Storage, url: str
 ) -> None:
