@@ -356,22 +356,29 @@ WITHOUT_NAMES: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
 }
 
 
-@pytest.fixture
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    byte_tokenizer().save("tokenizer.json")
-    (tmp_path / "both").mkdir()
-    (tmp_path / "empty").mkdir()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of several kinds, and folders."""
+    folder = tmp_path_factory.mktemp("files")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "both").mkdir()
+    (folder / "empty").mkdir()
     for name in ("web.jsonl", "both/a.jsonl"):
-        Path(name).write_text('{"text": "a"}\n')
+        (folder / name).write_text('{"text": "a"}\n')
     for name in ("none.jsonl", "both/b.txt"):
-        Path(name).write_text("")
-    Path("table.csv").write_text("text\nx\n")
-    pq.write_table(pa.table({"url": TEXTS}), "other.parquet")
-    write_mds(tmp_path, [np.arange(5, dtype=np.uint16)])
-    write_tar(tmp_path / "a.tar", [np.arange(5, dtype=np.uint16)])
-    np.save("a.npy", np.arange(5, dtype=np.uint16))
-    np.arange(5, dtype=np.uint16).tofile("a.bin")
+        (folder / name).write_text("")
+    (folder / "table.csv").write_text("text\nx\n")
+    pq.write_table(pa.table({"url": TEXTS}), folder / "other.parquet")
+    write_mds(folder, [np.arange(5, dtype=np.uint16)])
+    write_tar(folder / "a.tar", [np.arange(5, dtype=np.uint16)])
+    np.save(folder / "a.npy", np.arange(5, dtype=np.uint16))
+    np.arange(5, dtype=np.uint16).tofile(folder / "a.bin")
+    return folder
+
+
+@pytest.fixture
+def _folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
 
 
 @pytest.mark.usefixtures("_folder")

@@ -54,7 +54,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents of up to 200 tokens with masks, a licence and a year."""
     rng = random.Random(4)
     rows = []
-    for i in range(400):
+    for i in range(300):
         size = 1 + int(60 * rng.random() ** 2) + 140 * (i % 23 == 0)
         tokens = [1 + rng.randrange(200) for _ in range(size)]
         mask = [rng.random() < 0.7 for _ in tokens]
@@ -269,7 +269,7 @@ def test_tokens_are_counted_by_epoch_on_any_ranks(file: Path) -> None:
     expected = after(None, None, 1, file, **run)
     tokens = sum(len(row["tokens"]) + (row["tokens"][-1] != 250) for row in rows)
     table = totals_of(expected)["fields"]["epoch"]
-    assert {name: counts[1] for name, counts in table.items()} == dict.fromkeys("01", 400)
+    assert {name: counts[1] for name, counts in table.items()} == dict.fromkeys("01", 300)
     assert len({counts[0] for counts in table.values()}) == 1
     assert table["0"][0] in (tokens, sum(len(row["tokens"]) for row in rows))
     state = after(None, 9, 2, file, **run)
@@ -287,7 +287,7 @@ def test_a_resume_may_begin_to_count_by_epoch(file: Path) -> None:
     tokens = sum(batch.num_tokens for batch in loader)
     table = totals_of(loader.state_dict())["fields"]["epoch"]
     assert sum(counts[0] for counts in table.values()) == tokens
-    assert table["1"][1] == 400
+    assert table["1"][1] == 300
 
 
 def test_further_values_count_as_others_and_sums_stay(file: Path) -> None:
@@ -297,7 +297,7 @@ def test_further_values_count_as_others_and_sums_stay(file: Path) -> None:
     totals = totals_of(state)
     table = totals["fields"]["year"]
     assert len(table) == MOST_VALUES + 1
-    assert table[OTHER][1] == 400 - MOST_VALUES
+    assert table[OTHER][1] == 300 - MOST_VALUES
     assert sum(counts[0] for counts in table.values()) == totals["tokens"]
     assert len(json.dumps(state["counted"])) < 16_000
 

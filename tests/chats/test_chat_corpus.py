@@ -70,9 +70,8 @@ def engine() -> Any:
     return made
 
 
-@pytest.mark.parametrize(
-    "template", [CHATML, pytest.param(LLAMA3, marks=pytest.mark.slow)], ids=["chatml", "llama3"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [CHATML, LLAMA3], ids=["chatml", "llama3"])
 def test_every_answer_is_learnt_and_no_question(engine: Any, template: str, tmp_path: Path) -> None:
     end = "<|im_end|>" if template is CHATML else "<|eot_id|>"
     fast = with_template(engine, template, eos=end, bos="<｜begin▁of▁sentence｜>")

@@ -59,6 +59,7 @@ def rendered_text(template: str) -> str:
 SLOW = ("long ranges in filters", "lists of themselves", "calls of a macro", "nested ranges")
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ENDLESS],

@@ -116,17 +116,18 @@ def test_a_finished_conversion_is_not_written_over(lines: Path, tmp_path: Path) 
 def test_a_store_that_refuses_is_a_named_error_and_the_same_call_goes_on(
     lines: Path, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    few = {"shard_bytes": 9_000, "part_bytes": 18_000}
     with busy_store(s3.endpoint) as busy:
         for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"):
             monkeypatch.setenv(name, busy.url)
         url = f"s3://{s3.bucket}/out"
         busy.refused["part-00003-00000.parquet"] = 1000
         with pytest.raises(StorageError) as caught:
-            convert_source(conversion(lines, Destination(url, retries=0)), workers=1)
+            convert_source(conversion(lines, Destination(url, retries=0), **few), workers=1)
         assert caught.value.path == f"{url}/part-00003-00000.parquet"
         busy.refused.clear()
-        convert_source(conversion(lines, Destination(url)), workers=1)
+        convert_source(conversion(lines, Destination(url), **few), workers=1)
         destination = Destination(url)
         found = {name: destination.read(name) for name in destination.names()}
-    convert_source(conversion(lines, tmp_path / "out"), workers=1)
+    convert_source(conversion(lines, tmp_path / "out", **few), workers=1)
     assert found == content(tmp_path / "out")

@@ -162,7 +162,7 @@ def cut_to(data: bytes, length: int, start: int) -> bytes:
     return patched(cut, box_at(data, b"tkhd") + 20, length.to_bytes(4, "big"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", LONG)
 def test_frames_that_are_sought_are_the_frames_of_the_film_read_whole(
     kind: str, monkeypatch: pytest.MonkeyPatch

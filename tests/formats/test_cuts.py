@@ -174,7 +174,7 @@ EVERY: dict[str, Maker] = {
 def test_any_lanes_and_any_cuts_give_each_document_once_and_go_on_behind_every_block(
     kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    @drawn(8, suppress_health_check=list(HealthCheck))
+    @drawn(8, least=3, suppress_health_check=list(HealthCheck))
     @given(
         lengths=st.lists(st.sampled_from([1, 2, 30, 400]), min_size=1, max_size=40),
         cut=st.integers(0, 40),
@@ -258,6 +258,7 @@ WEIGHED: dict[str, tuple[Maker, Callable[[Ids], Any]]] = {
 }
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("kind", WEIGHED)
 def test_lanes_weigh_the_same_within_a_document(kind: str, shuffle: bool, tmp_path: Path) -> None:

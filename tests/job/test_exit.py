@@ -90,7 +90,7 @@ def test_a_rank_that_leaves_its_loop_is_missed_after_the_time_given(
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()
     try:
-        for number, batch in enumerate(PackedLoader(dataset, rank_timeout_s=2.0)):
+        for number, batch in enumerate(PackedLoader(dataset, rank_timeout_s=1.0)):
             if number == 5 and rank == 0:
                 break
     except RankError as error:

@@ -142,6 +142,7 @@ def test_a_saved_state_drops_the_groups_that_it_does_not_need(tmp_path: Path) ->
     assert files(tmp_path) == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_runs_with_a_spool_train_every_prompt_once(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

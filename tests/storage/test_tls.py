@@ -80,7 +80,7 @@ def port(certificates: Path) -> Iterator[int]:
         server.socket, server_side=True, do_handshake_on_connect=False
     )
     Ranges.heads.clear()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.server_port
     server.shutdown()
     server.server_close()

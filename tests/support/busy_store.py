@@ -63,7 +63,7 @@ def busy_store(behind: str) -> Iterator[BusyStore]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     store = BusyStore(f"http://127.0.0.1:{server.server_port}")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield store
     finally:

@@ -82,6 +82,7 @@ def test_a_block_has_the_ids_of_each_text_and_its_ends(
     assert documents.origin["index"].tolist() == list(range(len(batch)))
 
 
+@pytest.mark.slow
 def test_a_vocabulary_beyond_uint16_gives_uint32(deepseek: Tokenizer) -> None:
     batch = ["def f(x):\n    return x\n", "", "人工智能 \U0001f600", "<｜place▁holder▁no▁0｜>"]
     documents = deepseek.encode(texts(*batch), ErrorPolicy())

@@ -82,7 +82,7 @@ def test_without_carries_only_rows_that_fill_no_batch_stay(
     assert max(staying) < batch
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "seq_len", "rows"), RUNS)
 def test_every_tenth_of_a_run_has_the_inputs_length_distribution(
     kind: Any, seq_len: int, rows: int, monkeypatch: pytest.MonkeyPatch
