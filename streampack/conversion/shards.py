@@ -36,6 +36,10 @@ Payload = NDArray[np.generic] | str
 #: Bytes that a document takes besides its content, for cutting shards to size.
 OVERHEAD = 16
 ROW_GROUP_DOCUMENTS = 4096
+#: Column of shards with the number of ids of each document, which `streampack ledger` reads. It has
+#: this metadata, by which it is told from a column of the same name that others wrote.
+NUM_TOKENS = "__num_tokens__"
+OF_IDS = {b"streampack": b"number of ids in tokens"}
 _PIECE_BYTES = 1 << 20
 TIMEOUT_S = 60.0  # limit of a connection that sends nothing
 
@@ -66,18 +70,22 @@ def write_shard(
     """Write a shard to a file and return the file.
 
     The columns are `text`, or `tokens` and, if there are masks, `loss_mask`; then those `beside`
-    the N documents, (N,) each. Row groups have 4,096 documents.
+    the N documents, (N,) each; with ids last `NUM_TOKENS`, unless one of these has its name. Row
+    groups have 4,096 documents.
     """
+    offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
     if isinstance(documents[0], str):
         table = pa.table({"text": pa.array(documents, pa.large_string())})
     else:
-        offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
         ids: NDArray[Any] = np.concatenate(documents)
         columns = {name: ids[name] for name in ids.dtype.names or ()} or {"tokens": ids}
         lists = [pa.LargeListArray.from_arrays(offsets, pa.array(c)) for c in columns.values()]
         table = pa.table(lists, names=list(columns))
     for name, values in (beside or {}).items():
         table = table.append_column(name, values)
+    if not isinstance(documents[0], str) and NUM_TOKENS not in table.column_names:
+        counts = pa.array(np.diff(offsets).astype(np.uint32))
+        table = table.append_column(pa.field(NUM_TOKENS, counts.type, metadata=OF_IDS), counts)
     pq.write_table(
         table, file, row_group_size=ROW_GROUP_DOCUMENTS, compression=compression or "none"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from streampack.accounts.caps import Capped
 from streampack.accounts.lengths import Block, KeptLengths, Records, Writer, identity_of, noted
@@ -65,7 +65,7 @@ class Replayed(KeptLengths):
                     documents = next(read)
                 except StopIteration:
                     return
-                self._note(stream, documents, "corpus")
+                self._note(stream, documents, _read_from(stream, documents))
                 yield documents
                 continue
             other = bool(finders) or not kept.issuperset(block.names)
@@ -87,6 +87,12 @@ class Replayed(KeptLengths):
             self.counts[where] += len(documents)
             if self.watch is None or self.watch.hits(documents.origin).any():
                 self.lanes.add(stream._lane)
+
+
+def _read_from(stream: DocumentStream, documents: Documents | None) -> str:
+    """Return "lengths" for documents of shards with the lengths of documents, else "corpus"."""
+    known = getattr(stream._config.source, "known", ())
+    return "lengths" if known and documents and documents.origin["shard"][0] in known else "corpus"
 
 
 def _fits(stream: DocumentStream, block: Block, needed: set[str]) -> bool:
@@ -135,7 +141,7 @@ def _played(stream: DocumentStream, block: Block) -> Iterator[Documents | None]:
         stream._tokens += int(offsets[-1])
         stream.skips.in_a_row, stream.epoch = 0, part.epoch
         yield Documents(
-            _zeros(int(offsets[-1])), offsets, origin,
+            zeros(int(offsets[-1])), offsets, origin,
             document_fields={
                 name: values[here] for name, values in zip(block.names, fields, strict=True)
             },
@@ -147,9 +153,10 @@ def _played(stream: DocumentStream, block: Block) -> Iterator[Documents | None]:
 _shared = np.zeros(1 << 20, dtype=np.uint16)
 
 
-def _zeros(count: int) -> NDArray[np.uint16]:
+def zeros(count: int, dtype: DTypeLike = np.uint16) -> NDArray[Any]:
     """Return zeros (count,), in memory that all calls share."""
     global _shared
-    if len(_shared) < count:
-        _shared = np.zeros(count, dtype=np.uint16)
-    return _shared[:count]
+    width = np.dtype(dtype).itemsize // _shared.itemsize
+    if len(_shared) < width * count:
+        _shared = np.zeros(width * count, dtype=np.uint16)
+    return _shared[: width * count].view(dtype)

@@ -189,13 +189,17 @@ class _Ledger:
         if sets:
             values["exclude"] = [each.describe() for each in sets]
         others = [each for each in config.wrappers if not isinstance(each, Mask | KeptLengths)]
+        source = self._source
         if not sees_contents(config):
+            from streampack.ledger.shards import by_lengths
+
             rows = _on_lengths(config.row_format, counts=self._digest is not None)
             config = replace(config, row_format=rows)
             others.append(self._replayed)
+            source = by_lengths(source, stages)
         return replace(
             config,
-            source=self._source,
+            source=source,
             lanes=self._state["fingerprint"]["lanes"],
             preparation=replace(preparation, stages=stages, described=values),
             wrappers=(*([mask] if sets or places else []), *others),

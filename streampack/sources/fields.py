@@ -267,7 +267,7 @@ class RecordSchema:
         several = kinds.get(self.document or "") == "several"
         if self.masks_known:
             return replace(self, several=several)
-        beside = [name for name in kinds if name != self.document]
+        beside = [name for name in kinds if name != self.document and name[:2] != "__"]
         found = tuple(name for name in LOSS_FIELDS if name in beside)
         return replace(
             self,
