@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,40 @@ class Shapes(TorchFunctionMode):
     ) -> Any:
         if function in _UNCHANGED and args[0].is_meta:
             return args[0]
+        shape: tuple[int, ...] = ()
+        if function is torch.cat and len(args) == 1:
+            shape = _joined(args[0], **kwargs or {})
+        elif function is torch.Tensor.__getitem__ and args[0].is_meta:
+            shape = _chosen(*args)
+        if shape:
+            first = args[0][0] if function is torch.cat else args[0]
+            return torch.empty(shape, dtype=first.dtype, device="meta")
         return function(*args, **(kwargs or {}))
+
+
+def _chosen(values: torch.Tensor, indices: Any) -> tuple[int, ...]:
+    """Return the shape of the frames with some indices (N,), or () to have PyTorch do it."""
+    if not isinstance(indices, torch.Tensor) or indices.dim() != 1 or indices.dtype != torch.int64:
+        return ()
+    return (len(indices), *values.shape[1:])
+
+
+def _joined(parts: Sequence[torch.Tensor], dim: int = 0, **others: Any) -> tuple[int, ...]:
+    """Return the shape of tensors without values that are joined, or () to have PyTorch do it."""
+    first = parts[0]
+    rest = [*first.shape[:dim], *first.shape[dim + 1 :]]
+    for part in parts:
+        is_other = not part.is_meta or part.dtype != first.dtype or part.dim() != first.dim()
+        if others or dim < 0 or is_other or [*part.shape[:dim], *part.shape[dim + 1 :]] != rest:
+            return ()
+    return (*first.shape[:dim], sum(part.shape[dim] for part in parts), *first.shape[dim + 1 :])
 
 
 def counting(processor: Any, token: str) -> Any:
     """Return a copy of a processor of which the tokenizer is fast at runs of a special token."""
     copied = copy.copy(processor)
     copied.tokenizer = _Runs(processor.tokenizer, token)
+    copied._check_special_mm_tokens = lambda *_, **__: None  # it searches the text for each token
     return copied
 
 
@@ -89,8 +117,9 @@ class _Runs:
         encoded = self._tokenizer([self._run.sub(self._token, each) for each in text], **settings)
         if {*encoded} != {"input_ids", "attention_mask"}:
             return self._tokenizer(text, return_tensors=return_tensors, **settings)
-        ids: list[int] = []
-        for each in encoded["input_ids"][0]:
-            ids += [each] * (runs.pop(0) if each == self._id else 1)
-        encoded["input_ids"], encoded["attention_mask"] = [ids], [[1] * len(ids)]
+        short = np.array(encoded["input_ids"][0], dtype=np.int64)
+        repeats = np.ones(len(short), dtype=np.int64)
+        repeats[short == self._id] = runs
+        ids = np.repeat(short, repeats)
+        encoded["input_ids"], encoded["attention_mask"] = [ids], [np.ones_like(ids)]
         return encoded.convert_to_tensors(return_tensors)

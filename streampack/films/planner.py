@@ -240,6 +240,8 @@ class FilmPlanner:
             film = torch.empty(shape, dtype=torch.uint8, device="meta")
             settings = {"do_rescale": False, "do_normalize": False}
         metadata = self._metadata(size)
+        if hasattr(self.processor, "replace_video_token"):  # of transformers 5
+            settings["return_mm_token_type_ids"] = False
         processor, inside = self._counting, None
         if self.sound is not None and size.samples:
             ((of_sound,), _) = self.sound.plan([size.sound])
