@@ -48,21 +48,24 @@ class FilmTable(NamedTuple):
 
 
 @damage_named()
-def film_table(begin: int, moov: memoryview) -> FilmTable:
+def film_table(begin: int, moov: memoryview, *, trimmed: bool = False) -> FilmTable:
     """Return the size and frames of the first video track.
 
     Args:
         begin, moov: result of `moov_of`.
+        trimmed: take a list of edits at its word that ends before the last frame. A wrong clock
+            looks the same; FFmpeg shows the same frames in both cases.
 
     Raises:
-        UncountedError: the file is damaged, fragmented, or has edits other than a cut of its begin.
+        UncountedError: the file is damaged, fragmented, or has edits other than a cut of its begin
+            (or, if `trimmed`, of its end).
     """
     track, others = track_of(moov, b"vide")
-    table = _in_track(track, child(moov, b"mvhd"))
+    table = _in_track(track, child(moov, b"mvhd"), trimmed)
     return table._replace(others=[begin + each for each in others])
 
 
-def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
+def _in_track(track: memoryview, movie: memoryview, trimmed: bool) -> FilmTable:
     table, head = child(track, b"mdia", b"minf", b"stbl"), child(track, b"tkhd")
     times = runs_of(child(table, b"stts"))
     frames, counted = int(times[:, 0].sum()), count_of_sizes(table)
@@ -92,9 +95,10 @@ def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
         require_near(lasts, movie_scale, (whole,), 2 + 0.1 * ticks / frames * movie_scale / scale)
         stop = start + (length * scale + movie_scale // 2) // movie_scale
         # A clock or time that lies would leave out frames, too, so it must end with the film.
-        if not last < stop <= end + rounding or first < start <= first + rounding:
+        is_whole = last < stop <= end + rounding and not first < start <= first + rounding
+        packets = np.flatnonzero((shown >= start) & (shown < stop))
+        if not len(packets) or not (trimmed or is_whole):
             raise UncountedError("has a list of edits that ends elsewhere than its frames")
-        packets = np.flatnonzero(shown >= start)
     height, width = _shape(child(table, b"stsd"))
     if _is_on_its_side(head, movie):
         height, width = width, height

@@ -47,24 +47,26 @@ def size_of(
     """Return the size of a film from the head of its file.
 
     Args:
-        count_packets: read files whole if their heads do not count the frames or samples.
+        count_packets: take lists of edits at their word that end before the last frame, and read
+            files whole if their heads do not count the frames or samples.
         sound: count the samples of its sound, too.
 
     Raises:
         BrokenImageError: the file is missing, damaged, or its head does not count the frames.
         StorageError: the file could not be read; a retry may succeed.
     """
-    in_head, counted = partial(_in_head, sound=sound), partial(_counted, sound=sound)
+    in_head = partial(_in_head, sound=sound, trimmed=count_packets)
+    counted = partial(_counted, sound=sound)
     return size_in(reference, storage, in_head, counted, count_packets=count_packets)
 
 
-def _in_head(file: MediaFile, *, sound: bool) -> FilmSize:
+def _in_head(file: MediaFile, *, sound: bool, trimmed: bool) -> FilmSize:
     """Return the size of a film in its head; raise `UncountedError` if it is not there."""
     kind = _format(file.start)
     if kind != "mov":
         raise UncountedError(f"is {kind}, and its head does not count the frames")
     begin, moov = moov_of(file.part, file.num_bytes)
-    size = film_table(begin, moov).size
+    size = film_table(begin, moov, trimmed=trimmed).size
     if sound and tracks_of(moov, b"soun"):
         samples, rate = SoundSize.of(*samples_of_track(moov))
         size = size._replace(samples=samples, sound_rate=rate)
@@ -151,7 +153,7 @@ def declare(file: MediaFile, indices: Sequence[int], *, sound: bool = False) -> 
 def _declared(file: MediaFile, wanted: Sequence[int]) -> FilmTable | None:
     """Declare the bytes that will be read, and return the frames by the head of a file, or None."""
     try:
-        table = film_table(*moov_of(file.part, file.num_bytes))
+        table = film_table(*moov_of(file.part, file.num_bytes), trimmed=True)
         parts = parts_of(table, wanted)
     except UncountedError:
         file.declare_all()

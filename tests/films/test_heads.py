@@ -22,7 +22,7 @@ from streampack.images.images import BrokenImageError
 from streampack.images.media_file import UncountedError, fetch_ahead
 from streampack.sources import Storage
 from streampack.storage.blocks import BLOCK_BYTES
-from tests.support.clips import box_at, counted, film, patched, turned
+from tests.support.clips import box_at, counted, decoded, film, patched, turned
 from tests.support.servers import HTTPServer
 
 CLIPS: dict[str, Callable[[], bytes]] = {
@@ -74,6 +74,22 @@ def test_films_whose_begin_is_cut_by_a_list_of_edits_have_the_frames_that_are_sh
     for start in (0, 1023, 1024, 1536, 1537, 3000, 8000, 20_000):
         cut = cut_to(data, -(-(1024 + 40 * 512 - start) * 1000 // 12800), start)
         assert head(cut)[0].frames == counted(cut).frames, start
+
+
+@pytest.mark.parametrize("bf", ["3", "0"])
+def test_films_that_are_trimmed_at_their_end_have_the_frames_that_are_shown_where_asked(
+    bf: str,
+) -> None:
+    data = film(40, rate=25, bf=bf)
+    for start, length in ((1024, 1000), (1500, 40), (0, 400), (9000, 500), (3000, 81)):
+        cut = cut_to(data, length, start)
+        with pytest.raises(BrokenImageError, match="packets"):
+            size_of(cut, Storage())
+        size = size_of(cut, Storage(), count_packets=True)
+        assert (*size[:3], pytest.approx(size.fps)) == counted(cut)
+        whole, _ = decoded(cut)
+        wanted = [0, size.frames // 2, size.frames - 1]
+        assert np.array_equal(frames_of(cut, size, wanted, None), whole[wanted])
 
 
 def test_two_edits_and_edits_that_show_nothing_are_refused() -> None:
@@ -153,6 +169,7 @@ LONG: dict[str, Callable[[], bytes]] = {
     "mov, JPEG": lambda: film(400, form="mov", codec="mjpeg"),
     "uneven": lambda: film(300, g="24", times=np.cumsum(np.arange(300) % 5 + 1).tolist()),
     "cut": lambda: cut_to(film(400, rate=25, g="24"), 15_377, 9_000),
+    "cut at both ends": lambda: cut_to(film(400, rate=25, g="24"), 9_377, 9_000),
     "one group": lambda: film(400, g="999"),
 }
 
@@ -168,7 +185,7 @@ def test_frames_that_are_sought_are_the_frames_of_the_film_read_whole(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = LONG[kind]()
-    size = size_of(data, Storage())
+    size = size_of(data, Storage(), count_packets=True)
     rng = np.random.default_rng(1)
     wanted = [[0, size.frames - 1], [5, 100, 101, 230], [size.frames - 2], [120, 120, 121]]
     wanted += [sorted(rng.integers(0, size.frames, 5).tolist()) for _ in range(4)]
