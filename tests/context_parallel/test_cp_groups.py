@@ -81,8 +81,7 @@ def test_batches_match_one_rank(ranks: int) -> None:
     assert held == at
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [6, 12])
+@pytest.mark.parametrize("ranks", [6, pytest.param(12, marks=pytest.mark.slow)])
 def test_degrees_need_not_divide_one_another(ranks: int) -> None:
     packer = Buckets(seq_lens=(8, 18, 36), cp=(2, 3, 6), shares=(0.3, 0.3, 0.4))
     options: dict[str, Any] = {"packer": packer, "batch_size": 1}

@@ -144,7 +144,12 @@ CHILD = """
                 os._exit("parent" not in error.fact)
             os._exit(1)"""
 #: The others are left to the night.
-GATE = ("sigchld is ignored", "workers are forked while a state is made", "interrupted twice")
+GATE = (
+    "sigchld is ignored",
+    "a child goes on with the loop",
+    "workers are forked while a state is made",
+    "interrupted twice",
+)
 #: Actions of a program; it may report that its workers are interrupted.
 PROGRAMS = {
     "sigchld is ignored": SIGCHLD_IGNORED,
