@@ -48,13 +48,10 @@ def default_cache_dir() -> Path:
     """Return ``$XDG_CACHE_HOME/streampack``, ``~/.cache/streampack``, or a temporary directory."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "streampack"
-    try:
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        pass
-    else:
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
+    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+        return folder
     folder = Path(tempfile.gettempdir()) / f"streampack-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -94,9 +91,18 @@ class BlockCache:
         return self.folder / place / f"{key}-{number}"
 
     def get(
-        self, key: str, number: int, size: int | None = None, *, verify: bool = True
+        self,
+        key: str,
+        number: int,
+        size: int | None = None,
+        *,
+        verify: bool = True,
+        mark: bool = True,
     ) -> memoryview | None:
-        """Map the `size` bytes of a block; return None if it is missing or damaged."""
+        """Map the `size` bytes of a block; return None if it is missing or damaged.
+
+        With `mark`, a file counts as read once its last block was returned.
+        """
         for path, at in self._places(key, number):
             file = self._opened.get(path)
             file = self._open(path) if file is None else file
@@ -108,9 +114,11 @@ class BlockCache:
             if at not in file.checked:
                 if verify and zlib.crc32(block) != file.checksums[at]:
                     continue  # a newer file may have it
-                file.checked.add(at)
                 if at == file.num_blocks - 1:
+                    if not mark:
+                        return block
                     mark_as_read(path)
+                file.checked.add(at)
             return block
         return None
 

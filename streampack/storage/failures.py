@@ -41,8 +41,10 @@ WORDS: dict[StoreFailure, tuple[str, str]] = {
         "Check the path, the `storage_options` and the room on the disk.",
     ),
 }
-_STATUSES: dict[int, StoreFailure] = {401: "denied", 403: "denied", 404: "missing", 410: "missing"}
-_TRANSIENT_STATUSES = (408, 425, 429)
+_STATUSES: dict[int, StoreFailure] = {
+    401: "denied", 403: "denied", 404: "missing", 410: "missing",
+    408: "transient", 425: "transient", 429: "transient",
+}  # fmt: skip
 _LASTING_ERRNOS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -84,13 +86,9 @@ def failure_of(error: BaseException) -> StoreFailure:
         return "transient"
     status = next((s for s in map(_status, chain) if s), None)
     if status is not None:
-        if any(
-            getattr(link, "store_code", "") == "RequestTimeout" for link in chain
-        ):  # of S3, with 400
-            return "transient"
-        if status in _STATUSES:
-            return _STATUSES[status]
-        return "other" if status < 500 and status not in _TRANSIENT_STATUSES else "transient"
+        timed_out = any(getattr(link, "store_code", "") == "RequestTimeout" for link in chain)
+        # S3 gives that status 400.
+        return _STATUSES.get(status, "transient" if timed_out or status >= 500 else "other")
     if isinstance(error, NotADirectoryError):
         return "missing"
     if any(_NO_CREDENTIALS.search(str(type(link))) for link in chain):

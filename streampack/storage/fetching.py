@@ -59,9 +59,10 @@ class Fetcher:
         self._get, self._get_whole, self._attempts = get, get_whole, attempts
         self._others: set[str] = set()  # files with a log line on the locks of other processes
 
-    def kept(self, file: RangedFile, number: int) -> memoryview | None:
+    def kept(self, file: RangedFile, number: int, *, verify: bool = True) -> memoryview | None:
         """Return a block if this host has it; None otherwise."""
-        return self.cache.get(file.key, number, file.block_bytes(number))
+        size, mark = file.block_bytes(number), not file.needed_again
+        return self.cache.get(file.key, number, size, verify=verify, mark=mark)
 
     def block(self, file: RangedFile, number: int, end: int) -> memoryview:
         """Return a block for a reader that needs all up to `end`; fetch them if it is missing."""
@@ -105,8 +106,8 @@ class Fetcher:
                     if data is None:
                         break
                     if block is None:  # a mapped one uses the page cache; it may be evicted by now
-                        size = file.block_bytes(number)
-                        block = self.cache.get(file.key, number, size, verify=False) or data[:size]
+                        kept = self.kept(file, number, verify=False)
+                        block = kept or data[: file.block_bytes(number)]
                 return block
 
         retries = 0 if self.plans.is_ahead else None

@@ -45,12 +45,14 @@ class StoredFile(ABC):
         version: path or URL, and an identifier of the version.
         listed: listing of a remote file.
         mapped: True if any range is available without cost.
+        needed_again: True while bytes are read that another part needs; they stay in a full cache.
     """
 
     num_bytes: int
     version: tuple[Any, ...]
     listed: FileInfo | None = None
     mapped = True
+    needed_again = False
 
     def plan(self, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027
         """Declare the bytes [start, stop) that will be read, in this order, to be fetched ahead."""

@@ -35,7 +35,13 @@ class MemoryBlocks(BlockCache):
         self._unread, self._read = _Blocks(), _Blocks()
 
     def get(
-        self, key: str, number: int, size: int | None = None, *, verify: bool = True
+        self,
+        key: str,
+        number: int,
+        size: int | None = None,
+        *,
+        verify: bool = True,
+        mark: bool = True,
     ) -> memoryview | None:
         block = key, number
         with self._lock_blocks:
@@ -43,7 +49,7 @@ class MemoryBlocks(BlockCache):
             if content is not None:
                 self._read[block] = content  # as the one read last
                 return memoryview(content)
-        return super().get(key, number, size, verify=verify)
+        return super().get(key, number, size, verify=verify, mark=mark)
 
     def missing(self, key: str, first: int, end: int) -> list[int]:
         with self._lock_blocks:

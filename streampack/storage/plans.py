@@ -264,7 +264,8 @@ class Plans:
         if self._tasks:
             return self._tasks.popleft()
         while self._has_work():
-            plan = self._furthest_behind() if self._hungry else self._first_to_come()
+            # Furthest behind its reader, else the first to come.
+            plan = min(self._hungry or self._later, key=lambda each: (each.number, len(each.ahead)))
             if plan.first == plan.end:
                 plan.is_busy = True
                 self._look(plan)
@@ -275,19 +276,6 @@ class Plans:
                 self._window.begin(stop - first)
                 return partial(self._fetched, file, first, stop, time.monotonic())
         return None
-
-    def _first_to_come(self) -> Plan:
-        return min(self._later, key=lambda plan: plan.number)
-
-    def _furthest_behind(self) -> Plan:
-        least: Plan | None = None
-        for plan in self._hungry:
-            if not plan.ahead:
-                return plan
-            if least is None or len(plan.ahead) < len(least.ahead):
-                least = plan
-        assert least is not None
-        return least
 
     def _count(self, plan: Plan) -> tuple[RangedFile, int, int]:
         """Claim the next blocks of a plan, which are ahead from now on."""

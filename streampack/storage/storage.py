@@ -179,7 +179,7 @@ class Storage:
         path = file if isinstance(file, str) else file.path
         protocol, local = split_url(path)
         if protocol is None:
-            yield self._attempt("Reading", path, lambda: LocalFile(Path(local)))
+            yield self._attempt(path, lambda: LocalFile(Path(local)))
             return
         with closing(self.remote.open(file)) as ranged:
             yield ranged
@@ -237,7 +237,7 @@ class Storage:
         protocol, local = split_url(path)
         if protocol is not None:
             return self.remote.look_up(path).num_bytes
-        return self._attempt("Reading", path, lambda: os.path.getsize(local))
+        return self._attempt(path, lambda: os.path.getsize(local))
 
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
         """Read bytes [start, stop) of a file, which must have them, without caching them.
@@ -251,11 +251,11 @@ class Storage:
         if start >= stop:
             return b""
         if protocol is None:
-            return self._attempt("Reading", path, lambda: _read_exactly(local, start, stop))
+            return self._attempt(path, lambda: _read_exactly(local, start, stop))
         return self.remote.read_range(file, start, stop)
 
-    def _attempt(self, doing: str, path: str, action: Callable[[], R]) -> R:
-        return with_retries(action, doing=doing, url=path, retries=self.retries)
+    def _attempt(self, path: str, action: Callable[[], R]) -> R:
+        return with_retries(action, doing="Reading", url=path, retries=self.retries)
 
 
 def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:

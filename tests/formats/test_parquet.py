@@ -262,3 +262,21 @@ def test_listing_reads_footers_only_where_the_server_sends_ranges(
     blocks = (storage.cache_dir or Path()).rglob("*-[0-9]*")
     assert (sum(block.stat().st_size for block in blocks) < size) == ranges
     assert read_all(source) == texts
+
+
+def test_the_bytes_of_a_row_group_are_marked_as_read_by_the_part_with_its_first_rows(
+    http: HTTPServer, storage: Storage
+) -> None:
+    """Another part decodes them too, and a full cache keeps them in between."""
+    texts = [str(i) * 100 for i in range(5000)]
+    write(http.folder / "x.parquet", {"text": texts}, len(texts), compression="none")
+    source = Parquet(f"{http.url}/x.parquet", storage=storage)
+    weight = source.manifest.weight
+    marked, read = [], []
+    for low, high in ((weight // 2, weight), (0, weight // 2)):
+        blocks = source.read_shard(0, low, high, None, ErrorPolicy())
+        read.append([text for block, _, _ in blocks for text in block.texts])
+        files = (storage.cache_dir or Path()).rglob("*-[0-9]*")
+        marked.append([file for file in files if file.stat().st_atime_ns > file.stat().st_mtime_ns])
+    assert read[1] + read[0] == texts
+    assert len(marked[0]) < len(marked[1])

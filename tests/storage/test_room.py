@@ -84,6 +84,16 @@ def test_a_file_stays_until_its_last_block_was_read(tmp_path: Path) -> None:
     assert [cache.has(key, 1) for key in KEYS[:2]] == [True, False]
 
 
+@pytest.mark.parametrize("mark", [True, False])
+def test_a_file_that_is_needed_again_stays(cache: BlockCache, mark: bool) -> None:
+    read(cache, KEYS[1], blocks(CORPUS))
+    cache.put(KEYS[0], 0, bytes(2 * BLOCK_BYTES))
+    for number in (0, 1):
+        assert cache.get(KEYS[0], number, mark=mark) is not None
+    read(cache, KEYS[2], blocks(CORPUS))
+    assert cache.has(KEYS[0], 1) != mark
+
+
 def test_two_runs_keep_the_corpus_of_the_one_with_another_epoch_to_come(cache: BlockCache) -> None:
     """The first one reads its corpus once, and fills the cache."""
     read(cache, KEYS[0], blocks(CORPUS))

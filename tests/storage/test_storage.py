@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import stat
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from botocore.session import Session
 
 from demo.object_store import find_weed, object_store
+from streampack import storage as storage_package
 from streampack.errors import ConfigError, StateError, StorageError
 from streampack.images.pending import Pending
 from streampack.storage import locks
@@ -511,3 +513,9 @@ def test_sources_without_a_storage_share_one_in_the_same_environment(
     assert default_storage() is first
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     assert default_storage() is not first
+
+
+def test_the_package_names_all_of_its_files() -> None:
+    files = {path.stem for path in Path(str(storage_package.__file__)).parent.glob("*.py")}
+    named = set(re.findall(r"`(\w+)`", str(storage_package.__doc__)))
+    assert files - {"__init__"} <= named

@@ -183,6 +183,7 @@ class Parquet(RowFiles):
         columns, stop = self._columns(opened.schema_arrow), positions.row(high)
         for number in self._groups(file, positions, start, stop):
             first, end = int(positions.rows[number]), int(positions.rows[number + 1])
+            file.needed_again = first < begin  # by the part that has the first rows
             num_bytes = int(positions.sizes[number])
             size = self._batch_rows(end - first, num_bytes)
 
