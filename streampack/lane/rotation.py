@@ -62,9 +62,9 @@ def rotate(
         if made := ready.pop(lane, None):
             if lane not in running:
                 waited_for.discard(lane)
-            yield _finished(made, config, skips)
             if tell:
                 tell(made.step)
+            yield _finished(made, config, skips)
 
 
 def _hints(config: LaneConfig, dealer: Dealer, states: Mapping[int, Any]) -> Callable[[int], None]:

@@ -18,6 +18,7 @@ from streampack.files.file_source import FileSource
 from streampack.mixtures.source import source_seed
 from streampack.sources.base import Source
 from streampack.sources.span_reader import SpanReader
+from streampack.storage.plans import Plans
 
 _SOON = 4 << 20  # of the weight of a part that is expected, about as many bytes
 _MOST_KEYS = 4096
@@ -47,11 +48,18 @@ class Hints:
         self._deals = -1 if any(states.values()) else 0
         # By line: the position from which a deal was foretold, and keys of the expected parts.
         self._foretold: dict[str, tuple[LinePosition, list[Hashable]]] = {}
+        self._held: list[Plans] = []  # up to the first batch
         if not self._deals:
+            remote = [source for _, source, _ in self._lines if source._hints]
+            self._held += [source.storage.remote.fetcher.plans for source in remote]
+            for plans in self._held:
+                plans.held_back = True
             self._tell(1)
 
     def __call__(self, step: int) -> None:
         """Make the deals with reports up to batch `step` of the lanes, and plan new parts."""
+        while self._held:
+            self._held.pop().go_on()
         dealer, before = self._dealer, self._deals
         while dealer.rule.step(made := dealer.made) <= step and not dealer.is_over:
             if dealer.exchange.needed(made):
@@ -112,6 +120,8 @@ class Hints:
         """Drop the plans of parts that no lane will read, as after a loop that was left."""
         for source, key in self._planned:
             source._drop(key)
+        for plans in self._held:  # without a lock
+            plans.held_back = False
 
 
 def _keep(source: FileSource) -> None:

@@ -77,11 +77,12 @@ class Plan:
         self.ahead: dict[Block, int] = {}
         self.is_busy = self.is_over = False
 
-    def room(self) -> int:
+    def room(self, held_back: bool) -> int:
         """Return the number of blocks to fetch next; 0 waits for the reader to move on."""
         if self.is_busy or self.is_over:
             return 0
         most = max(_LATER_BLOCKS if self.number else FIRST_BLOCKS, 2 * self.read)
+        most = FIRST_BLOCKS if held_back else most
         room = most - len(self.ahead)
         return room if 2 * room >= min(most, MOST_BLOCKS) else 0
 
@@ -93,6 +94,10 @@ class Plans:
         fetch: fetches those of the blocks [first, end) of a file that are missing; returns False
             if none are.
         most_bytes: bytes that all plans together may be ahead; 0 turns reading ahead off.
+
+    Attributes:
+        held_back: True fetches no more than `FIRST_BLOCKS` ahead of a reader, and of all that have
+            not begun, as before a first batch.
     """
 
     def __init__(self, fetch: Callable[[RangedFile, int, int], bool], most_bytes: int) -> None:
@@ -111,6 +116,7 @@ class Plans:
         # interpreter after the threads, so neither must need the lock.
         self._dropped: deque[Hashable] = deque()
         self._window = Window()
+        self.held_back = False
         self._threads = self._idle = 0
         self._thread = threading.local()
 
@@ -145,6 +151,13 @@ class Plans:
     def drop(self, key: Hashable) -> None:
         """Fetch nothing more by a plan."""
         self._dropped.append(key)
+
+    def go_on(self) -> None:
+        """Be held back no longer."""
+        with self._lock:
+            self.held_back = False
+            for plan in self._plans.values():
+                self._look(plan)
 
     def soon(self, task: Callable[[], object]) -> None:
         """Call a function in a thread unless too many are waiting; its errors are dropped."""
@@ -239,7 +252,7 @@ class Plans:
     def _look(self, plan: Plan) -> None:
         """Note whether a plan has room."""
         hungry = self._later if plan.number else self._hungry
-        if plan.room():
+        if plan.room(self.held_back):
             hungry[plan] = None
             self._start()
         else:
@@ -256,7 +269,8 @@ class Plans:
     def _has_work(self) -> bool:
         if self._tasks:
             return True
-        most = self._most if self._hungry else self._most // 2 if self._later else 0
+        later = FIRST_BLOCKS if self.held_back else self._most // 2
+        most = self._most if self._hungry else later if self._later else 0
         return len(self._ahead) < most and self._window.has_room()
 
     def _next(self) -> Callable[[], object] | None:
@@ -288,7 +302,7 @@ class Plans:
             plan.first += 1
         first = plan.first
         is_waited_for = plan.number < 2 and not (plan.ahead or plan.read)
-        size = 1 if is_waited_for else min(plan.room(), self._window.request())
+        size = 1 if is_waited_for else min(plan.room(self.held_back), self._window.request())
         while plan.first < min(plan.end, first + size):
             block = file.key, plan.first
             if not self._is_free(block):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.mixtures.hints import Hints
 from streampack.sources.span_reader import SpanReader
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.plans import FIRST_BLOCKS
+from streampack.storage.plans import FIRST_BLOCKS, Plans
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds, write_tar
 from tests.support.forked import Host
@@ -248,3 +249,47 @@ def test_a_loop_that_is_left_leaves_no_plan(http: HTTPServer, tmp_path: Path) ->
     plans.used("", 0)
     assert not plans._plans
     assert not plans._ahead
+
+
+@pytest.fixture
+def lines(http: HTTPServer, tmp_path: Path) -> sources.JSONL:
+    """A run over 93 blocks of lines, with a first batch of a few of them."""
+    (http.folder / "a.jsonl").write_text((json.dumps({"tokens": [7] * 900}) + "\n") * 9000)
+    storage = Storage(cache_dir=tmp_path / "cache")
+    source = sources.JSONL(f"{http.url}/a.jsonl", tokens="tokens", storage=storage)
+    source.prepare()
+    settle()
+    http.requests.clear()
+    return source
+
+
+def twelve_lanes(source: sources.JSONL) -> PackedLoader:
+    return PackedLoader(PackedDataset(source, seq_len=1024, lanes=12, topology=Topology()))
+
+
+def test_little_is_fetched_before_a_first_batch_and_more_with_it(
+    lines: sources.JSONL, http: HTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, held = Plans.go_on, list[Plans]()
+    monkeypatch.setattr(Plans, "go_on", lambda plans: held.append(plans))
+    loop = iter(twelve_lanes(lines))
+    next(loop)
+    settle()
+    assert len(fetched_blocks(http)) <= 2 * FIRST_BLOCKS
+    for plans in held:
+        go_on(plans)
+    settle()
+    assert len(fetched_blocks(http)) > 16
+
+
+def test_a_run_that_fails_before_its_first_batch_holds_back_no_other(
+    lines: sources.JSONL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("as a hook would")
+
+    monkeypatch.setattr("streampack.lane.rotation.Lane", fails)
+    with pytest.raises(ValueError, match="hook"):
+        next(iter(twelve_lanes(lines)))
+    gc.collect()
+    assert not lines.storage.remote.fetcher.plans.held_back

@@ -19,6 +19,7 @@ from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.first_fetch import first_fetch
 from streampack.storage.storage import Storage
+from tests.support.corpora import write_tar
 from tests.support.every_source import SOURCES
 from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
 from tests.support.servers import HTTPServer
@@ -105,6 +106,16 @@ def test_explain_counts_the_bytes_in_a_store(http: HTTPServer, storage: Storage)
     none, some = (own.as_dict()["fetched_bytes"] for own in explained)
     assert none == 0 < some <= fetched(http)
     assert ["fetches" in str(own) for own in explained] == [False, True]
+
+
+def test_few_bytes_of_a_tar_tell_its_columns_and_tokens(http: HTTPServer, storage: Storage) -> None:
+    write_tar(http.folder / "a.tar", [np.ones(3000, np.uint16)] * 800)
+    source = sources.WebDataset(f"{http.url}/a.tar", tokens="npy", storage=storage)
+    source.prepare()
+    tokens = source.estimate_tokens()
+    assert tokens is not None
+    assert abs(tokens - 800 * 3000) < 0.05 * 800 * 3000
+    assert fetched(http) <= 512 << 10
 
 
 @pytest.mark.parametrize("hosts", [1, 3])

@@ -17,7 +17,7 @@ from streampack.storage.files import StoredFile
 if TYPE_CHECKING:
     from streampack.formats.parquet.chunks import Chunks
 
-_BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
+_BUFFER_BYTES = 256 << 10  # bytes of a column read at a time, and behind a page
 
 # A dictionary may be too small for the values of a row group, if it has several chunks.
 _NARROW = re.compile(r"indices=u?int(8|16)\b")

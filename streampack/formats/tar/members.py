@@ -78,7 +78,8 @@ class TarColumn(NamedTuple):
 
 
 _PEEKED = 64  # number of a shard's members that are inspected
-_HEAD_BYTES = 4 << 20  # bytes of a shard searched for its first members
+#: Bytes of a shard that are searched for its first members, at most.
+LARGEST_HEAD_BYTES = 4 << 20
 _PART = 64 << 10
 
 
@@ -97,10 +98,11 @@ class FirstMembers:
     @classmethod
     def of(cls, shard: FileInfo, storage: Storage) -> FirstMembers:
         """Inspect the first members of a shard; in a damaged one, the members before the damage."""
-        for size in (HEAD_BYTES, _HEAD_BYTES):  # the first is nearly always enough
-            data, _ = head_of(shard, storage, _HEAD_BYTES, size)
+        size = HEAD_BYTES
+        while True:
+            data, _ = head_of(shard, storage, LARGEST_HEAD_BYTES, size)
             fields: dict[str, Mapping[str, str]] = {}
-            head, count = BytesIO(data[:_HEAD_BYTES].tobytes()), 0
+            head, count = BytesIO(data[:LARGEST_HEAD_BYTES].tobytes()), 0
             # Damage is reported when the shard is read; tarfile has no common class of errors.
             with suppress(Exception), tarfile.open(fileobj=head) as archive:
                 for member in islice(archive, _PEEKED):
@@ -109,8 +111,12 @@ class FirstMembers:
                         content = archive.extractfile(member)
                         fields[ending] = _fields_in(ending, content.read() if content else b"")
                     count += 1
-            if count == _PEEKED or size >= shard.num_bytes:
+            is_whole = (
+                size >= min(shard.num_bytes, LARGEST_HEAD_BYTES) or len(data) >= LARGEST_HEAD_BYTES
+            )
+            if is_whole or count == _PEEKED:
                 break
+            size = min(size * max(2, 5 * _PEEKED // (4 * max(count, 1))), LARGEST_HEAD_BYTES)
         return cls(tuple(fields), {name: kinds for name, kinds in fields.items() if kinds})
 
     def beside(self, key: str) -> Mapping[str, str]:
@@ -149,7 +155,7 @@ def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
 
 
 def head_of(
-    shard: FileInfo, storage: Storage, most: int, stored_bytes: int = _HEAD_BYTES
+    shard: FileInfo, storage: Storage, most: int, stored_bytes: int = LARGEST_HEAD_BYTES
 ) -> tuple[NDArray[np.uint8], int]:
     """Return the content at the beginning of a shard, and about how many stored bytes hold it.
 

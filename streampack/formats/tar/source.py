@@ -46,7 +46,13 @@ from streampack.formats.tar.headers import (
     TOO_LONG,
     scan_file,
 )
-from streampack.formats.tar.members import FirstMembers, Samples, TarColumn, head_of
+from streampack.formats.tar.members import (
+    LARGEST_HEAD_BYTES,
+    FirstMembers,
+    Samples,
+    TarColumn,
+    head_of,
+)
 from streampack.formats.tar.pipes import opened_pipe
 from streampack.job.listed_once import listed_once
 from streampack.sources.arguments import RecordFileOptions
@@ -70,7 +76,7 @@ if TYPE_CHECKING:
 
 _PIPE_BYTES = 64 << 20  # assumed size of a shard from a command
 _SAMPLED_BYTES = 32 << 20  # bytes of content in which tokens are counted for an estimate
-_SAMPLED = 16384  # maximum number of samples in which tokens are counted
+_SAMPLED, _ENOUGH = 16384, 32  # number of samples in which tokens are counted, at most; and enough
 
 
 class WebDataset(RecordFiles):
@@ -217,18 +223,25 @@ class WebDataset(RecordFiles):
         shard = int(np.argmax(self.manifest.num_bytes > 0))
         if self.manifest.num_bytes[shard] == 0:
             return 0.0
-        data, stored = head_of(self._listed_shard(shard), self.storage, _SAMPLED_BYTES)
-        head = MemoryFile(data)
-        document, offset, outcome, tokens = 0, 0, MORE, 0
-        while outcome == MORE and document < _SAMPLED and offset < len(data):
-            (block, _, _, document, offset), outcome = self._block(
-                shard, head, offset, ALL, document
-            )
-            if isinstance(block, Texts):
-                tokens += sum(map(len, map(str.encode, block.texts))) // 4
-            else:
-                whole: Any = block.gathered() if isinstance(block, UngatheredDocuments) else block
-                tokens += whole.num_tokens
+        first = HEAD_BYTES if self.codec(shard) is None else FIRST_BYTES
+        for size in (first, LARGEST_HEAD_BYTES):
+            listed = self._listed_shard(shard)
+            data, stored = head_of(listed, self.storage, _SAMPLED_BYTES, size)
+            head = MemoryFile(data)
+            document, offset, outcome, tokens = 0, 0, MORE, 0
+            while outcome == MORE and document < _SAMPLED and offset < len(data):
+                (block, _, _, document, offset), outcome = self._block(
+                    shard, head, offset, ALL, document
+                )
+                if isinstance(block, Texts):
+                    tokens += sum(map(len, map(str.encode, block.texts))) // 4
+                else:
+                    whole: Any = (
+                        block.gathered() if isinstance(block, UngatheredDocuments) else block
+                    )
+                    tokens += whole.num_tokens
+            if document >= _ENOUGH:
+                break
         return tokens * len(data) / (stored * max(offset, 1))
 
     @property
