@@ -85,7 +85,7 @@ def test_a_file_stays_until_its_last_block_was_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [True, False])
-def test_a_file_that_is_needed_again_stays(cache: BlockCache, mark: bool) -> None:
+def test_a_file_that_another_part_needs_stays(cache: BlockCache, mark: bool) -> None:
     read(cache, KEYS[1], blocks(CORPUS))
     cache.put(KEYS[0], 0, bytes(2 * BLOCK_BYTES))
     for number in (0, 1):
