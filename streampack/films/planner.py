@@ -33,10 +33,13 @@ from streampack.images.attachments import (
 from streampack.images.families import FAMILIES, Family, family_of
 from streampack.images.fetching import Heads
 from streampack.images.media_file import fetch_ahead, require_av
+from streampack.keep_last import KeepLast
+from streampack.per_process import PerProcess
 from streampack.sounds.planner import SoundPlanner, require_marked
 from streampack.storage.storage import Storage
 
-_KEPT_SIZES = 1 << 12
+#: Sizes of films, at most, of which a process keeps the token ids.
+_KEPT_SIZES = 1 << 9
 #: Pixels of a frame: twice as many as in 8K. Small files may declare billions.
 _MOST_PIXELS = 1 << 26
 #: Pixels of the grey frames in place of a broken film.
@@ -98,7 +101,8 @@ class FilmPlanner:
         if self.films.timed and not hasattr(processor, "replace_video_token"):
             self._around = processor.vision_start_token, processor.vision_end_token
         self._added = {*processor.tokenizer.added_tokens_decoder}
-        self._planned: dict[FilmSize, _Planned] = {}
+        kept = partial(KeepLast[FilmSize, _Planned], _KEPT_SIZES)
+        self._planned: PerProcess[KeepLast[FilmSize, _Planned]] = PerProcess(kept)
         #: Planner of the sounds inside films; None if they are not read.
         self.sound: SoundPlanner | None = None
         self._frames = processor
@@ -220,14 +224,10 @@ class FilmPlanner:
         return FilmSize(*(size[:5] if self.sound is None else size))
 
     def _plan(self, size: FilmSize) -> _Planned:
-        if (planned := self._planned.get(size)) is None:
-            try:
-                planned = self._counted(size)
-            except Exception as error:  # processors raise errors of any class at odd films
-                raise ValueError(f"{type(error).__name__}: {error}"[:200]) from error
-            if len(self._planned) < _KEPT_SIZES:
-                self._planned[size] = planned
-        return planned
+        try:
+            return self._planned().keep(size, partial(self._counted, size))
+        except Exception as error:  # processors raise errors of any class at odd films
+            raise ValueError(f"{type(error).__name__}: {error}"[:200]) from error
 
     def _counted(self, size: FilmSize) -> _Planned:
         """Plan a film by the processor's result for one of its shape without values."""

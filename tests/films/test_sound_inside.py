@@ -11,6 +11,7 @@ import torch
 
 from streampack import PackedLoader, check_isolation
 from streampack.errors import ConfigError, ContentError
+from streampack.films import planner
 from streampack.films.planner import FilmPlanner
 from streampack.forms.image_columns import images_of
 from streampack.hf.isolation import without_loss
@@ -25,6 +26,7 @@ from tests.images.test_losses import gradients
 from tests.support.clips import decoded, film, patched, turned
 from tests.support.film_processors import processor_of
 from tests.support.films import as_processed
+from tests.support.servers import HTTPServer
 from tests.support.sound_families import FAMILIES, OMNI
 from tests.support.vision_runs import dataset
 
@@ -292,3 +294,19 @@ def test_settings_for_sound_elsewhere_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         FilmPlanner(processor)
     assert caught.value.setting == "processor"
+
+
+def test_films_with_sound_by_url_are_the_films_in_memory(
+    clips: list[bytes], http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_KEPT_SIZES", 2)  # of five: they are planned again when decoded
+    for i, clip in enumerate(clips):
+        (http.folder / f"{i}.mp4").write_bytes(clip)
+    held = [{"text": f"{i}:{PLACE}z", "videos": [clip]} for i, clip in enumerate(clips)]
+    named = [{**each, "videos": [f"{http.url}/{i}.mp4"]} for i, each in enumerate(held)]
+    (batch,) = run(held, batch_size=1)
+    source = Films(named, text="text", storage=storage)
+    (other,) = dataset(source, omni("Qwen2.5-Omni"), seq_len=640, batch_size=1)
+    assert other.input_ids.equal(batch.input_ids)
+    for name, values in batch.media.items():
+        assert other.media[name].equal(values), name
