@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -297,15 +299,21 @@ def test_settings_for_sound_elsewhere_are_refused() -> None:
 
 
 def test_films_with_sound_by_url_are_the_films_in_memory(
-    clips: list[bytes], http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    clips: list[bytes],
+    http: HTTPServer,
+    storage: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planner, "_KEPT_SIZES", 2)  # of five: they are planned again when decoded
     for i, clip in enumerate(clips):
         (http.folder / f"{i}.mp4").write_bytes(clip)
     held = [{"text": f"{i}:{PLACE}z", "videos": [clip]} for i, clip in enumerate(clips)]
-    named = [{**each, "videos": [f"{http.url}/{i}.mp4"]} for i, each in enumerate(held)]
+    lines = [{**each, "videos": [f"{http.url}/{i}.mp4"]} for i, each in enumerate(held)]
+    named = tmp_path / "films.jsonl"
+    named.write_text("".join(json.dumps(each) + "\n" for each in lines))
     (batch,) = run(held, batch_size=1)
-    source = Films(named, text="text", storage=storage)
+    source = Films(str(named), text="text", storage=storage)
     (other,) = dataset(source, omni("Qwen2.5-Omni"), seq_len=640, batch_size=1)
     assert other.input_ids.equal(batch.input_ids)
     for name, values in batch.media.items():
