@@ -313,9 +313,9 @@ RECORDS = (
         "benchmarks.ledger",
         "[`streampack ledger`](../ledger.md) looks for a document that no batch of a run has: "
         "60,000 documents of 750 ids on average, uint16 in Parquet or texts that a tokenizer of "
-        "bytes reads, four epochs, rows of 4,096, batches of 8 rows, twelve lanes in one "
+        "bytes reads, ten epochs, rows of 4,096, batches of 8 rows, twelve lanes in one "
         "process. Rates are tokens per second of processor time, one after the other on two "
-        "cores with a load of about 8, where they are lower than on an idle machine; the "
+        "cores with a load of about 7, where they are lower than on an idle machine; the "
         "minutes follow from the rate.",
     ),
     Record(

@@ -128,24 +128,18 @@ def _played(stream: DocumentStream, block: Block) -> Iterator[Documents | None]:
     stream._before, stream._after = (number, start), (number, block.after)
     stream._empty_parts = 0
     sources, shards, indices, lengths, *fields = block.columns
+    origin, offsets = np.empty(len(indices), dtype=ORIGIN), offsets_of(lengths)
+    origin["source"], origin["shard"], origin["index"] = sources, shards, indices
+    columns = dict(zip(block.names, fields, strict=True))
+    whole = Documents(zeros(int(offsets[-1])), offsets, origin, document_fields=columns)
     at = 0
     for count, unprepared in block.chunks:
-        here = slice(at, at + count)
+        chunk = whole[at : at + count]
         at += count
-        origin = np.empty(count, dtype=ORIGIN)
-        origin["source"], origin["shard"], origin["index"] = (
-            sources[here], shards[here], indices[here],
-        )  # fmt: skip
-        offsets = offsets_of(lengths[here])
         stream._unprepared = unprepared
-        stream._tokens += int(offsets[-1])
+        stream._tokens += chunk.num_tokens
         stream.skips.in_a_row, stream.epoch = 0, part.epoch
-        yield Documents(
-            zeros(int(offsets[-1])), offsets, origin,
-            document_fields={
-                name: values[here] for name, values in zip(block.names, fields, strict=True)
-            },
-        )  # fmt: skip
+        yield chunk
     stream._unprepared = 0.0
     stream._remember(number, part, block.after)
 
