@@ -28,7 +28,7 @@ from streampack.storage.listing import WITH_HOST
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import OverFsspec, OverHttp, Reader
 from streampack.storage.remote import Pace, info_from, is_another_version
-from streampack.storage.remote_listing import list_remote, look_up
+from streampack.storage.remote_listing import RemoteFolders
 from streampack.storage.retries import with_retries
 from streampack.storage.threads import pause
 
@@ -82,9 +82,9 @@ class RemoteFiles:
     def list(
         self, protocol: str, names: Sequence[str], endings: Sequence[str]
     ) -> list[list[FileInfo]]:
-        """Return the files of each of these URLs; see `list_remote`."""
-        retries = self._storage.retries
-        files = list_remote(self.catalog(protocol), names, endings, retries)
+        """Return the files of each of these URLs; see `RemoteFolders.files`."""
+        folders = RemoteFolders(self.catalog(protocol), self._storage.retries)
+        files = folders.files(names, endings)
         for info in chain.from_iterable(files):
             self._looked_up.pop(info.path, None)  # the entry is older than the listing
         return files
@@ -308,7 +308,8 @@ class RemoteFiles:
         return info
 
     def _ask(self, url: str, retries: int | None) -> FileInfo:
-        info = look_up(self.catalog(split_url(url)[0] or ""), url, retries)
+        ask = partial(self.catalog(split_url(url)[0] or "").info, url)
+        info = with_retries(ask, doing="Looking up", url=url, retries=retries)
         return self._with_start(info_from(url, info))
 
     def _with_start(self, info: FileInfo) -> FileInfo:

@@ -58,66 +58,74 @@ class RemoteFolders(Folders):
             url = name if "://" in name else join(folder, name)
             yield name, None if item is None else info_from(url, item)
 
-    def _ask(self, folder: str, call: Callable[[], Any], missing: Any) -> Any:
+    def _ask(self, url: str, call: Callable[[], Any], missing: Any, doing: str = "Listing") -> Any:
         try:
-            return with_retries(call, doing="Listing", url=folder, retries=self._retries)
+            return with_retries(call, doing=doing, url=url, retries=self._retries)
         except StorageError as error:
             if error.failure == "missing":
                 return missing
             raise
 
+    def files(self, names: Sequence[str], endings: Sequence[str]) -> list[list[FileInfo]]:
+        """Return the files of each of these URLs without braces; an empty list for no file.
 
-def look_up(catalog: Catalog, url: str, retries: int | None) -> dict[str, Any]:
-    """Look up the file or directory at a URL.
+        Args:
+            names: files, directories or globs.
+            endings: endings of the files to take from directories.
 
-    Raises:
-        StorageError: the URL does not exist, or the look-up failed after all retries.
-    """
-    return with_retries(lambda: catalog.info(url), doing="Looking up", url=url, retries=retries)
+        Raises:
+            ConfigError: a wildcard over HTTP, or a folder is not a corpus by itself; see `marks`.
+            StorageError: a call failed after all retries.
+        """
+        is_web = split_url(names[0])[0] in ("http", "https")
+        counts = Counter(map(_folder, names))
+        globs = {_folder(name) for name in names if has_glob(name)}
+        many = {folder for folder, n in counts.items() if n >= MANY_NAMES}
+        listed = set() if is_web else (many | globs) - {""}
+        in_threads(self.names, sorted(listed))
 
+        def find(name: str) -> list[FileInfo]:
+            folder, _, base = name.rpartition("/")
+            if folder in listed and (info := self.names(folder).get(base)):
+                return [info]
+            files: list[FileInfo] = []
+            if has_glob(name) and not is_web:
+                files = pattern_files(self, name, name[: name.index("://") + 3])
+            files = files or self._named(name, endings, is_web)
+            if is_web and not files and "*" in name.partition("?")[0]:
+                raise ConfigError(
+                    f'"{shown(name)}" has a wildcard, which HTTP servers do not list.',
+                    "Name the files, or use braces: shard-{000..127}.parquet.",
+                    path=shown(name),
+                )
+            return files
 
-def list_remote(
-    catalog: Catalog, names: Sequence[str], endings: Sequence[str], retries: int | None
-) -> list[list[FileInfo]]:
-    """Return the files of each of these URLs without braces; an empty list for no file.
+        return in_threads(find, names)
 
-    Args:
-        catalog: names in the store.
-        names: files, directories or globs.
-        endings: endings of the files to take from directories.
-        retries: attempts of each call after the first.
+    def _named(self, url: str, endings: Sequence[str], is_web: bool) -> list[FileInfo]:
+        """Return the files of a literal URL: a file, the files of a directory, or none.
 
-    Raises:
-        ConfigError: a wildcard over HTTP, or a folder is not a corpus by itself; see `marks`.
-        StorageError: a call failed after all retries.
-    """
-    folders = RemoteFolders(catalog, retries)
-    over_http = split_url(names[0])[0] in ("http", "https")
-    counts = Counter(_folder(name) for name in names)
-    globs = {_folder(name) for name in names if has_glob(name)}
-    listed = {
-        folder for folder, n in counts.items() if folder and (n >= MANY_NAMES or folder in globs)
-    }
-    if not over_http:
-        in_threads(folders.names, sorted(listed))
+        A name without an ending is first taken for a folder: one listing tells its files and marks.
+        """
 
-    def find(name: str) -> list[FileInfo]:
-        folder, _, base = name.rpartition("/")
-        if not over_http and folder in listed and (info := folders.names(folder).get(base)):
-            return [info]
-        files: list[FileInfo] = []
-        if not over_http and has_glob(name):
-            files = pattern_files(folders, name, name[: name.index("://") + 3])
-        files = files or _list_named(catalog, folders, name, endings, retries)
-        if over_http and not files and "*" in name.partition("?")[0]:
-            raise ConfigError(
-                f'"{shown(name)}" has a wildcard, which HTTP servers do not list.',
-                "Name the files, or use braces: shard-{000..127}.parquet.",
-                path=shown(name),
-            )
-        return files
+        def listed() -> list[FileInfo]:
+            return folder_files(self, url.rstrip("/"), endings)
 
-    return in_threads(find, names)
+        def named() -> list[FileInfo]:
+            info = self._ask(url, lambda: self._catalog.info(url), None, "Looking up")
+            if info is None:
+                return []
+            return listed() if info.get("type") == "directory" else [info_from(url, info)]
+
+        base = url.rstrip("/").rpartition("/")[2]
+        if is_web or (has_ending(base, endings) if endings else "." in base):
+            return named() or listed()
+        try:
+            return listed() or named()
+        except StorageError as error:  # rights for files need not be rights for listings
+            if error.failure == "denied" and (files := named()):
+                return files
+            raise
 
 
 def _folder(name: str) -> str:
@@ -125,35 +133,3 @@ def _folder(name: str) -> str:
     folder, _, base = name.rpartition("/")
     plain = folder and not folder.endswith("/") and not has_glob(folder)
     return folder if plain and base and base != "**" else ""
-
-
-def _list_named(
-    catalog: Catalog, folders: RemoteFolders, url: str, endings: Sequence[str], retries: int | None
-) -> list[FileInfo]:
-    """Return the files of a literal URL: a file, the files of a directory, or none.
-
-    A name without an ending is first taken for a folder: one listing tells its files and marks.
-    """
-
-    def listed() -> list[FileInfo]:
-        return folder_files(folders, url.rstrip("/"), endings)
-
-    def named() -> list[FileInfo]:
-        try:
-            info = look_up(catalog, url, retries)
-        except StorageError as error:
-            if error.failure == "missing":
-                return []
-            raise
-        return listed() if info.get("type") == "directory" else [info_from(url, info)]
-
-    base = url.rstrip("/").rpartition("/")[2]
-    is_web = split_url(url)[0] in ("http", "https")
-    if is_web or (has_ending(base, endings) if endings else "." in base):
-        return named() or listed()
-    try:
-        return listed() or named()
-    except StorageError as error:  # rights for files need not be rights for listings
-        if error.failure == "denied" and (files := named()):
-            return files
-        raise
