@@ -309,6 +309,13 @@ RECORDS = (
         "higher than on an idle machine.",
     ),
     Record(
+        "Caps",
+        "benchmarks.caps",
+        "[Caps](../ledger.md#at-most-so-many-tokens-of-a-value) are divided equally among lanes. "
+        '60 shards of 500 documents, 244 tokens long on average, of which three tenths are "web", '
+        "in twelve lanes: the tokens of web that are delivered, of the ones that the cap allows.",
+    ),
+    Record(
         "Replay of a run on lengths",
         "benchmarks.ledger",
         "[`streampack ledger`](../ledger.md) looks for a document that no batch of a run has: "

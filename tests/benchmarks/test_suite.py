@@ -188,6 +188,7 @@ def test_the_suite_runs_keeps_other_jobs_and_names_missing_ones(
 COMMANDS = {
     "cp_degrees": "--medians 665 --tokens 6000000",
     "balance": "--seq-lens 2048 --steps 3 --skip 1 --only lognormal",
+    "caps": "--shards 10",
     "checked_loaders": "--only transformers datasets",
     "checked_scripts": ".",
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
