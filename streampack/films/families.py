@@ -95,3 +95,39 @@ def refuse_sound_inside(settings: Mapping[str, Any]) -> None:
                 "Set processor.load_audio_from_video = True, for Qwen2.5-Omni or Qwen3-Omni.",
                 setting=name,
             )
+
+
+def film_family_of(processor: Any) -> FilmFamily:
+    """Return the family of a processor; raise `ConfigError` if it takes no films here."""
+    names = [kind.__name__ for kind in type(processor).__mro__]
+    name = next((each for each in names if each in FILM_FAMILIES), None)
+    lacks = ""
+    if name is None:
+        lacks = next((f", which {REFUSED[each]}" for each in names if each in REFUSED), "")
+    elif getattr(processor, "video_processor", None) is None:
+        lacks = " without a video processor"
+    elif FILM_FAMILIES[name].since_5 and not hasattr(processor, "replace_video_token"):
+        lacks = " of transformers 4"
+    if name is None or lacks:
+        raise ConfigError(
+            f"processor must be one that takes films, got {type(processor).__name__}{lacks}.",
+            f"Use one of {', '.join(FILM_FAMILIES)} as AutoProcessor makes them, which needs "
+            "torchvision; all but those of Qwen-VL need transformers 5.",
+            setting="processor",
+        )
+    family = FILM_FAMILIES[name]
+    if getattr(processor, "load_audio_from_video", False) and not family.sound:
+        raise ConfigError(
+            f"The sound inside films is read for Qwen2.5-Omni and Qwen3-Omni, got {name} with "
+            "load_audio_from_video=True.",
+            "Set processor.load_audio_from_video = False.",
+            setting="processor",
+        )
+    if family.by_values and getattr(processor.video_processor, family.by_values):
+        raise ConfigError(
+            f"processor must count the tokens of films by their sizes, and with {family.by_values} "
+            "it drops tokens by the values of pixels.",
+            f"Set processor.video_processor.{family.by_values} = False.",
+            setting="processor",
+        )
+    return family

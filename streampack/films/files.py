@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streampack.films.boxes import FilmTable, film_table
 from streampack.films.groups import groups_of, parts_of
 from streampack.films.size import FilmSize
-from streampack.images.boxes import has_boxes, moov_of, tracks_of
+from streampack.images.boxes import has_boxes, moov_of
 from streampack.images.images import BrokenImageError, named_failures
 from streampack.images.media_file import (
     MediaFile,
@@ -27,7 +27,7 @@ from streampack.images.media_file import (
 )
 from streampack.sounds import files as sounds
 from streampack.sounds.heads import SoundSize, format_of
-from streampack.sounds.tracks import samples_of_track
+from streampack.sounds.tracks import has_sound, samples_of_track
 from streampack.storage.storage import Storage
 
 #: Share by which the frames per second may differ.
@@ -67,7 +67,7 @@ def _in_head(file: MediaFile, *, sound: bool, trimmed: bool) -> FilmSize:
         raise UncountedError(f"is {kind}, and its head does not count the frames")
     begin, moov = moov_of(file.part, file.num_bytes)
     size = film_table(begin, moov, trimmed=trimmed).size
-    if sound and tracks_of(moov, b"soun"):
+    if sound and has_sound(moov):
         samples, rate = SoundSize.of(*samples_of_track(moov))
         size = size._replace(samples=samples, sound_rate=rate)
     return size
@@ -76,7 +76,7 @@ def _in_head(file: MediaFile, *, sound: bool, trimmed: bool) -> FilmSize:
 def _counted(file: MediaFile, *, sound: bool) -> FilmSize:
     """Return the size of a film by the number of its packets; one frame is decoded."""
     with opened(file, _format(file.start), "video") as (container, stream):
-        has_sound = sound and bool(container.streams.audio)
+        is_heard = sound and bool(container.streams.audio)
         frame = next(container.decode(stream))
         height, width = frame.height, frame.width
         if frame.rotation % 180:
@@ -88,7 +88,7 @@ def _counted(file: MediaFile, *, sound: bool) -> FilmSize:
         rate = stream.average_rate or stream.guessed_rate
     if not rate:
         raise BrokenImageError("it tells no frames per second; name its sizes by sizes=")
-    return FilmSize.of(frames, height, width, rate, *(sounds.counted(file) if has_sound else ()))
+    return FilmSize.of(frames, height, width, rate, *(sounds.counted(file) if is_heard else ()))
 
 
 def frames_of(
@@ -132,11 +132,11 @@ def sound_of(
     with named_failures(reference), media_file(reference, storage or Storage()) as file:
         if has_boxes(file.start):
             _, moov = moov_of(file.part, file.num_bytes)
-            has_sound = bool(tracks_of(moov, b"soun"))
+            is_heard = has_sound(moov)
         else:
             with opened(file, _format(file.start), "video") as (container, _):
-                has_sound = bool(container.streams.audio)
-        if has_sound:
+                is_heard = bool(container.streams.audio)
+        if is_heard:
             raise BrokenImageError("sound, and its size by sizes= names no samples")
     return None
 

@@ -13,13 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
-from streampack.errors import ConfigError
 from streampack.films.counting import Interleaved, Shapes, counting
-from streampack.films.families import (
-    FILM_FAMILIES,
-    REFUSED,
-    FilmFamily,
-)
+from streampack.films.families import film_family_of
 from streampack.films.files import declare, frames_of, size_of, sound_of
 from streampack.films.size import FilmSize
 from streampack.images.attachments import (
@@ -84,7 +79,7 @@ class FilmPlanner:
 
     def __init__(self, processor: Any) -> None:
         require_av()
-        self.films, self._videos = _family_of(processor), processor.video_processor
+        self.films, self._videos = film_family_of(processor), processor.video_processor
         self.processor, self.name = processor, type(processor).__name__
         self.token: str = processor.video_token
         self.token_id = self._id(self.token)
@@ -379,39 +374,3 @@ def _metadata_class() -> Any:
 def _rows_of(arrays: Mapping[str, Any]) -> Any:
     """Return the array with a row for every patch or frame."""
     return next(arrays[name] for name in ROWS.values() if name in arrays)
-
-
-def _family_of(processor: Any) -> FilmFamily:
-    """Return the family of a processor; raise `ConfigError` if it takes no films here."""
-    names = [kind.__name__ for kind in type(processor).__mro__]
-    name = next((each for each in names if each in FILM_FAMILIES), None)
-    lacks = ""
-    if name is None:
-        lacks = next((f", which {REFUSED[each]}" for each in names if each in REFUSED), "")
-    elif getattr(processor, "video_processor", None) is None:
-        lacks = " without a video processor"
-    elif FILM_FAMILIES[name].since_5 and not hasattr(processor, "replace_video_token"):
-        lacks = " of transformers 4"
-    if name is None or lacks:
-        raise ConfigError(
-            f"processor must be one that takes films, got {type(processor).__name__}{lacks}.",
-            f"Use one of {', '.join(FILM_FAMILIES)} as AutoProcessor makes them, which needs "
-            "torchvision; all but those of Qwen-VL need transformers 5.",
-            setting="processor",
-        )
-    family = FILM_FAMILIES[name]
-    if getattr(processor, "load_audio_from_video", False) and not family.sound:
-        raise ConfigError(
-            f"The sound inside films is read for Qwen2.5-Omni and Qwen3-Omni, got {name} with "
-            "load_audio_from_video=True.",
-            "Set processor.load_audio_from_video = False.",
-            setting="processor",
-        )
-    if family.by_values and getattr(processor.video_processor, family.by_values):
-        raise ConfigError(
-            f"processor must count the tokens of films by their sizes, and with {family.by_values} "
-            "it drops tokens by the values of pixels.",
-            f"Set processor.video_processor.{family.by_values} = False.",
-            setting="processor",
-        )
-    return family

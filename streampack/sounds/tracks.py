@@ -20,6 +20,7 @@ from streampack.images.boxes import (
     runs_of,
     track_duration,
     track_of,
+    tracks_of,
 )
 from streampack.images.media_file import UncountedError
 
@@ -76,6 +77,19 @@ def samples_of_track(moov: memoryview) -> tuple[int, int]:
         total = frames * frame
     start, stop = _shown(edits, scale, movie_scale, total)
     return min(-(-stop // frame) * frame, total) - start, rate
+
+
+def has_sound(moov: memoryview) -> bool:
+    """Return True if a film has a track with sound.
+
+    Raises:
+        UncountedError: a box tells so, and no track.
+    """
+    if tracks_of(moov, b"soun"):
+        return True
+    if b"smhd" in bytes(moov):  # of tracks with sound alone
+        raise UncountedError("has sound in a track that is damaged")
+    return False
 
 
 def _require_same(

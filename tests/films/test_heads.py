@@ -14,7 +14,7 @@ import pytest
 
 from streampack.films import groups
 from streampack.films.boxes import film_table
-from streampack.films.files import declare, frames_of, size_of
+from streampack.films.files import declare, frames_of, size_of, sound_of
 from streampack.films.groups import parts_of
 from streampack.films.size import FilmSize
 from streampack.images.boxes import moov_of
@@ -313,4 +313,25 @@ def test_no_flipped_bit_of_a_head_tells_other_frames_or_another_rate(kind: str) 
                 continue
             if size.frames != original.frames or abs(size.fps / original.fps - 1) > close:
                 others.append((at, bit, size))
+    assert not others
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_of_a_head_takes_the_sound_of_a_film_or_changes_its_length() -> None:
+    data = film(13, size=(32, 24), sound=1.5)
+    begin, original, others = data.index(b"moov") - 4, size_of(data, Storage(), sound=True), []
+    for at in (*range(48), *range(begin, len(data))):
+        for bit in range(8):
+            flipped = patched(data, at, bytes([data[at] ^ 1 << bit]))
+            try:
+                size = size_of(flipped, Storage(), sound=True)
+                if size[:3] == original[:3] and size.sound == original.sound:
+                    continue
+                frames_of(flipped, size, [0, size.frames - 1], None)
+                sound_of(flipped, size, 16000, None)
+            except BrokenImageError:
+                continue
+            if size.frames != original.frames or abs(size.samples - original.samples) > 32:
+                others.append((at, bit, size))
+    assert original.samples == 25600
     assert not others

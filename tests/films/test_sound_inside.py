@@ -221,6 +221,10 @@ def test_sizes_from_fields_stand_for_heads_of_films_with_sound(clips: list[bytes
     other = film(36, size=(32, 24), sound=1.5, form="matroska")
     (counted,) = run([{**document, "videos": [other]}], count="packets")
     assert named.input_ids.equal(batch.input_ids)
+    silent = omni("Qwen2.5-Omni", sound=False)
+    (alone,) = run([{**document, **RIGHT}], sizes=NAMES, processor=silent)
+    assert "input_features" not in alone.media
+    assert alone.media["pixel_values_videos"].equal(batch.media["pixel_values_videos"])
     assert counted.media.keys() == batch.media.keys()
     assert named.media["input_features"].equal(batch.media["input_features"])
 
