@@ -22,7 +22,8 @@ from streampack.images.images import BrokenImageError
 from streampack.images.media_file import UncountedError, fetch_ahead
 from streampack.sources import Storage
 from streampack.storage.blocks import BLOCK_BYTES
-from tests.support.clips import box_at, counted, decoded, film, patched, turned
+from tests.support import sounds
+from tests.support.clips import box_at, copied, counted, decoded, film, patched, turned
 from tests.support.servers import HTTPServer
 
 CLIPS: dict[str, Callable[[], bytes]] = {
@@ -74,6 +75,15 @@ def test_films_whose_begin_is_cut_by_a_list_of_edits_have_the_frames_that_are_sh
     for start in (0, 1023, 1024, 1536, 1537, 3000, 8000, 20_000):
         cut = cut_to(data, -(-(1024 + 40 * 512 - start) * 1000 // 12800), start)
         assert head(cut)[0].frames == counted(cut).frames, start
+
+
+def test_films_and_sounds_that_were_cut_by_copying_packets_are_read() -> None:
+    data = film(96, sound=4, sound_rate=44100, g="24", size=(64, 48))
+    for start, stop, form in ((0.5, 9, "mp4"), (1.3, 3, "mp4"), (0, 2, "mp4"), (1.3, 3, "mov")):
+        cut = copied(data, start, stop, form)
+        size = size_of(cut, Storage(), sound=True)
+        assert (*size[:3], pytest.approx(size.fps)) == counted(cut)
+        assert size.sound == sounds.counted(cut)
 
 
 @pytest.mark.parametrize("bf", ["3", "0"])

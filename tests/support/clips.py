@@ -79,6 +79,26 @@ def film(
         return path.read_bytes()
 
 
+def copied(data: bytes, start: float, stop: float, form: str = "mp4") -> bytes:
+    """Packets from the keyframe before `start` in seconds, as `ffmpeg -ss -to -c copy` cuts."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(out, "w", format=form) as container:
+        streams = {each.index: container.add_stream_from_template(each) for each in source.streams}
+        source.seek(int(start * 1_000_000))
+        for packet in source.demux():
+            if packet.dts is None or packet.dts * packet.time_base >= stop:
+                continue
+            if packet.stream.type == "audio" and packet.pts * packet.time_base < start:
+                continue
+            offset = int(start / packet.time_base)
+            packet.pts, packet.dts = packet.pts - offset, packet.dts - offset
+            packet.stream = streams[packet.stream.index]
+            container.mux(packet)
+    return out.getvalue()
+
+
 def decoded(data: bytes) -> tuple[np.ndarray, float]:
     """Decode a film whole, (frames, height, width, 3); return it and its frames per second."""
     import av
