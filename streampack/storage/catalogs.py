@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote_plus, urlencode
 
@@ -12,6 +13,7 @@ from streampack.storage.clients import S3Client, WebClient, answered
 from streampack.storage.failures import failure_of
 from streampack.storage.file_info import split_url
 from streampack.storage.remote import Pace
+from streampack.storage.retries import with_retries
 from streampack.storage.threads import in_threads
 from streampack.storage.wire import RefusedError
 
@@ -136,7 +138,16 @@ class WebCatalog:
 
 
 class S3Catalog(WebCatalog):
-    """Objects of S3, of which a request lists a thousand."""
+    """Objects of S3, of which a request lists a thousand.
+
+    Args:
+        client: the client.
+        retries: attempts of each page of a listing after the first.
+    """
+
+    def __init__(self, client: S3Client, retries: int | None) -> None:
+        super().__init__(client)
+        self._retries = retries
 
     def info(self, url: str) -> dict[str, Any]:
         named = url.rstrip("/")
@@ -150,15 +161,20 @@ class S3Catalog(WebCatalog):
     def _pages(self, folder: str, asked_for: dict[str, str]) -> Iterator[_Page]:
         """Yield the pages of a listing; if names are numbered, several are asked for at a time.
 
-        A page that begins at a guessed name is used if the pages before it reach that name.
+        A page that begins at a guessed name is used if the pages before it reach that name. Each
+        page has attempts of its own, since all may take minutes.
         """
-        page, most_ahead = self._page(folder, asked_for), _PAGES_AHEAD
+        page, most_ahead = self._surely(folder, asked_for), _PAGES_AHEAD
         yield page
         while page.token:
             guessed = _numbered_on(page.names[0], page.names[-1], most_ahead) if page.names else []
-            following = [{"continuation-token": page.token}]
-            following += [{"start-after": _root(folder) + name} for name in guessed]
-            pages = in_threads(lambda more: self._page_or_none(folder, asked_for, more), following)
+            following: list[Callable[[], _Page | None]] = [
+                partial(self._surely, folder, {**asked_for, "continuation-token": page.token})
+            ]
+            for name in guessed:
+                more = {"start-after": _root(folder) + name}
+                following.append(partial(self._guessed, folder, {**asked_for, **more}))
+            pages = in_threads(lambda call: call(), following)
             assert pages[0] is not None
             page = pages[0]
             yield page
@@ -166,21 +182,21 @@ class S3Catalog(WebCatalog):
                 if not page.token:
                     return
                 if after is None or page.names[-1:] < [name] or [] < after.names[:1] <= [name]:
-                    most_ahead = 0  # more names than guessed, or the store begins elsewhere
+                    most_ahead //= 2  # more names than guessed, or the store begins elsewhere
                     break
                 page = after
                 yield page
 
-    def _page_or_none(
-        self, folder: str, asked_for: dict[str, str], more: dict[str, str]
-    ) -> _Page | None:
-        """Return a page; None if the store refuses to begin at a name."""
+    def _surely(self, folder: str, asked_for: dict[str, str]) -> _Page:
+        ask = partial(self._page, folder, asked_for)
+        return with_retries(ask, doing="Listing", url=folder, retries=self._retries)
+
+    def _guessed(self, folder: str, asked_for: dict[str, str]) -> _Page | None:
+        """Return a page; None if the store fails, or refuses to begin at a name."""
         try:
-            return self._page(folder, {**asked_for, **more})
-        except RefusedError as error:
-            if "start-after" in more and error.status in (400, 501):
-                return None
-            raise
+            return self._page(folder, asked_for)
+        except Exception:  # the page is asked for by its token
+            return None
 
     def is_folder(self, url: str) -> bool:
         return bool(self._page(url, {"max-keys": "1"}).names)

@@ -275,7 +275,7 @@ class RemoteFiles:
                 if isinstance(client, WebClient):
                     catalog: Catalog = WebCatalog(client)
                 elif isinstance(client, S3Client):
-                    catalog = S3Catalog(client)
+                    catalog = S3Catalog(client, self._storage.retries)
                 else:
                     catalog = FsspecCatalog(filesystem(), self.pace)
 
