@@ -196,7 +196,8 @@ class _Ledger:
             rows = _on_lengths(config.row_format, counts=self._digest is not None)
             config = replace(config, row_format=rows)
             others.append(self._replayed)
-            source = by_lengths(source, stages)
+            if config.on_error == "raise":  # otherwise a run may skip documents for their ids
+                source = by_lengths(source, stages)
         return replace(
             config,
             source=source,

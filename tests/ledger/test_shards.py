@@ -61,6 +61,7 @@ def found(dataset: PackedDataset, state: Any, folder: Path, keys: Any) -> tuple[
         ({"eos": "append", "packer": packing.Concat(seq_len=64), "seq_len": None}, True),
         ({"document_fields": {"name": "text", "number": "int64"}, "epochs": 2}, True),
         ({"eos": "ensure"}, False),
+        ({"on_error": "skip"}, False),
         ({"filter": streampack.Hook("longer", longer)}, False),
         ({"where": "number != 7 and number > 20"}, True),
     ],
