@@ -153,19 +153,15 @@ def shared_bytes(
     """
     exact = None if exact_bytes < 0 else exact_bytes
 
-    def decode(file: StoredFile, out: IO[bytes]) -> str:
-        is_whole = unpack(file, codec, out, exact_bytes=exact)
-        return "" if is_whole else "its compressed data breaks off"
-
     def make(file: StoredFile, out: IO[bytes]) -> str:
         try:
-            return decode(file, out)
+            return unpack(file, codec, out, exact_bytes=exact)
         except DamagedError as error:
             return str(error)
 
     if file.num_bytes < LEAST_BYTES:
         out = io.BytesIO()
-        fault = decode(file, out)
+        fault = unpack(file, codec, out, exact_bytes=exact)
         return MemoryFile(np.frombuffer(out.getvalue(), dtype=np.uint8)), lambda: fault
     content = storage.decoded(file, f"{codec} content", make, exact_bytes)
     return content, content.fault

@@ -39,8 +39,8 @@ def codec_of(head: bytes) -> str | None:
     return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> bool:
-    """Write the content of a file to `out`; return whether the compressed data ended properly.
+def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> str:
+    """Write the content of a file to `out`; return "", or a clause if the data breaks off.
 
     Args:
         file: the compressed file.
@@ -53,19 +53,18 @@ def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | N
     """
     file.plan([(0, file.num_bytes)])
     with file.stream() as source:
-        complete = True
-        written = 0
+        fault, written = "", 0
         try:
             for chunk in _chunks(source, codec, exact_bytes):
                 written += len(chunk)
                 if exact_bytes is not None and written > exact_bytes:
                     raise DamagedError(f"it decompresses to more than {exact_bytes} bytes")
                 out.write(chunk)
-        except _CutShortError:
-            complete = False
+        except _CutShortError as error:
+            fault = str(error)
         if exact_bytes is not None and written != exact_bytes:
             raise DamagedError(f"it decompresses to {written} bytes instead of {exact_bytes}")
-        return complete
+        return fault
 
 
 #: Bytes of stored data read when the decoder gave some content, and this content.
