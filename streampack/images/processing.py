@@ -34,6 +34,7 @@ from streampack.images.attachments import (
     kind_of,
     objects,
 )
+from streampack.images.blank_media import blank_media
 from streampack.images.families import joined, with_margins
 from streampack.images.fetching import Heads, HeldBatch
 from streampack.images.images import BrokenImageError, named_failures
@@ -306,7 +307,8 @@ class MediaProcessing:
         number = [len(each) for each in of_arrays]
         entries = [len(a[ROWS[k]]) for a, each in zip(made, of_arrays, strict=True) for k in each]
         array_kinds = np.array([kind for each in of_arrays for kind in each], dtype="U5")
-        blank, slots, slot_ids = self._blank(rows, spans, array_kinds)
+        towers = self._towers_without(array_kinds)
+        blank, slots, slot_ids = blank_media(rows, spans, towers)
         media = BatchMedia(
             {**arrays, **blank},
             np.repeat(spans, number, axis=0),
@@ -342,37 +344,11 @@ class MediaProcessing:
             return BrokenImageError(f"{count} patches, planned {patches}")
         return arrays
 
-    def _blank(
-        self, rows: PackedRows, spans: NDArray[np.int64], kinds: NDArray[Any]
-    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64], NDArray[np.int64]]:
-        """Return small media for the towers that a batch would not run, their slots and ids, (n,).
-
-        The slots are padding or the last ones of documents: no other slot sees their inputs, and
-        their outputs carry no loss. A tower for which there are too few such slots gets none.
-
-        Args:
-            spans: (A, 2) slots of the batch's media.
-            kinds: kinds of their arrays.
-        """
-        towers = [] if len(spans) else [self.planner]
+    def _towers_without(self, kinds: NDArray[Any]) -> list[Any]:
+        """Return the planners of towers that media of these kinds would not run."""
+        towers = [] if len(kinds) else [self.planner]
         sound = getattr(self.planners.get("video"), "sound", None)
-        if sound is not None and "audio" not in kinds:
-            towers.append(sound)
-        padding = [
-            np.arange(*rows.boundaries[run : run + 2]) for run in np.flatnonzero(rows.piece < 0)
-        ]
-        last = rows.boundaries[1:][rows.piece >= 0] - 1
-        last = last[~np.isin(last + 1, spans[:, 1])]  # a film may end a document
-        slots = np.concatenate([*padding, last]).astype(np.int64)
-        arrays, taken, ids = dict[str, NDArray[Any]](), [slots[:0]], [slots[:0]]
-        for planner in towers:
-            made, tokens = planner.smallest
-            chosen, left = np.sort(slots[:tokens]), slots[tokens:]
-            apart = getattr(planner, "adjacent", False) and bool((np.diff(chosen) != 1).any())
-            if len(chosen) == tokens and not apart:
-                arrays, slots = {**arrays, **made}, left
-                taken, ids = [*taken, chosen], [*ids, np.full(tokens, planner.image_id)]
-        return arrays, np.concatenate(taken), np.concatenate(ids)
+        return towers if sound is None or "audio" in kinds else [*towers, sound]
 
 
 def _tokens_of(processor: Any) -> Iterator[int]:

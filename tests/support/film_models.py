@@ -9,7 +9,7 @@ import transformers
 
 from tests.support.tiny_families import small_config
 
-_SEEN = {"layer_types": ["sliding_attention", "full_attention"]}
+_BOTH_KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
 _ROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
 #: Settings by name, in every part of a config that has them.
 _SETTINGS: dict[str, Any] = {
@@ -27,7 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "CohereCompass": {
         **_PATCH_16,
         "text_config": {
-            **_SEEN, "rope_parameters": {"full_attention": None, "sliding_attention": _ROPE}
+            **_BOTH_KINDS, "rope_parameters": {"full_attention": None, "sliding_attention": _ROPE}
         },
     },
     "Cosmos3Edge": {**_PATCH_16, "text_config": {"rope_parameters": _ROPE}},
@@ -80,14 +80,17 @@ SEQ_LENS = {
     "Exaone4_5_": 1280, "Gemma4": 640, "Gemma4Unified": 640, "HyperCLOVAXVisionV2": 1280,
     "LlavaNextVideo": 640, "VideoLlama3": 1280, "VideoLlava": 2304,
 }  # fmt: skip
-_CLASSES = {"MiniMaxM3VL": "MiniMaxM3SparseForConditionalGeneration"} | {
-    "EmbeddingGemma2": "EmbeddingGemma2Model"
+_CLASSES = {
+    "EmbeddingGemma2": "EmbeddingGemma2Model",
+    "MiniMaxM3VL": "MiniMaxM3SparseForConditionalGeneration",
 }
 #: Parts that are missing by default.
-_PARTS = {"EmbeddingGemma2": "Gemma4VisionConfig", "Gemma4": "Gemma4VisionConfig"} | {
-    "Gemma4Unified": "Gemma4UnifiedVisionConfig"
+_PARTS = {
+    "EmbeddingGemma2": "Gemma4VisionConfig",
+    "Gemma4": "Gemma4VisionConfig",
+    "Gemma4Unified": "Gemma4UnifiedVisionConfig",
 }
-#: Their experts or films come in single precision.
+#: Models that take experts or films in single precision alone.
 _SINGLE = ("Dots3Note", "Kimi_K25")
 
 
