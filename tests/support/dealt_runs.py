@@ -40,11 +40,11 @@ def mixed_shards(documents: int) -> dict[str, list[list[Any]]]:
     }
 
 
-ALONE = shards(4, 20, 150)
-SOURCES = mixed_shards(100)
+ALONE = shards(4, 20, 110)
+SOURCES = mixed_shards(75)
 #: As many shards with fewer documents.
-SHORT_ALONE = shards(4, 20, 60)
-SHORT_SOURCES = mixed_shards(40)
+SHORT_ALONE = shards(4, 20, 45)
+SHORT_SOURCES = mixed_shards(30)
 #: Arguments of `Mixture`.
 MIXTURES: dict[str, dict[str, Any]] = {
     "by size": {},

@@ -28,7 +28,7 @@ from streampack.watching.figures import RankWaits
 from tests.support.simulated_ranks import on_ranks
 
 SLEEP_S = 0.02
-DOCUMENTS = [[i % 50 + 1] * (i % 30 + 1) for i in range(400)]
+DOCUMENTS = [[i % 50 + 1] * (i % 30 + 1) for i in range(240)]
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +212,7 @@ def test_the_slowest_of_connected_ranks_is_named_with_its_stage() -> None:
     def one(rank: int, member: Any) -> Any:
         hook = Hook("same", slow if rank == 2 else lambda documents, seeds: documents)
         dataset = PackedDataset(
-            DOCUMENTS * 20,
+            DOCUMENTS * 33,
             seq_len=32,
             batch_size=2,
             lanes=4,
