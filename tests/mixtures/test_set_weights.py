@@ -463,7 +463,7 @@ class Backwards:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("order", [Backwards(), SimilarityOrder(order_window_documents=64)])
+@pytest.mark.parametrize("order", [Backwards(), SimilarityOrder(order_window_documents=24)])
 def test_ordering_windows_are_drawn_by_the_weights_of_the_round_that_reads_them(order: Any) -> None:
     rng = np.random.default_rng(5)
     changes: Changes = {
