@@ -24,4 +24,5 @@ def test_stages_wait_less_with_the_costliest_micro_batches_in_the_middle(chunks:
     lengths = np.random.default_rng(0).lognormal(np.log(3000), 1.3, 1024).astype(np.int64)
     cells = line(np.clip(lengths, 16, 32_768), 32_768, 4, chunks)
     shuffled, decreasing, peaked = (float(cell.removesuffix(" %")) for cell in cells[4:7])
-    assert peaked < decreasing < shuffled
+    assert peaked <= decreasing < shuffled
+    assert peaked < decreasing or chunks == 1  # where so few documents gain less than 0.1 %
