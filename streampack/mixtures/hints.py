@@ -18,7 +18,7 @@ from streampack.files.file_source import FileSource
 from streampack.mixtures.source import source_seed
 from streampack.sources.base import Source
 from streampack.sources.span_reader import SpanReader
-from streampack.storage.plans import Plans
+from streampack.storage.plans import FIRST_BLOCKS, Plans
 
 _SOON = 4 << 20  # of the weight of a part that is expected, about as many bytes
 _MOST_KEYS = 4096
@@ -52,8 +52,8 @@ class Hints:
         if not self._deals:
             remote = [source for _, source, _ in self._lines if source._hints]
             self._held += [source.storage.remote.fetcher.plans for source in remote]
-            for plans in self._held:
-                plans.held_back = True
+            for plans in self._held:  # with a block of each source for the first lane
+                plans.held_back = max(self._held.count(plans), FIRST_BLOCKS)
             self._tell(1)
 
     def __call__(self, step: int) -> None:
@@ -74,8 +74,11 @@ class Hints:
                 self._foretell(name, source, seed)
 
     def _tell(self, deals: int, *, plan: bool = True) -> None:
-        """Plan the parts of the first deals that are not planned yet, lane by lane in turns."""
-        dealer = self._dealer
+        """Plan the parts of the first deals that are not planned yet, lane by lane in turns.
+
+        Of each turn of a lane, the parts of all sources follow one another.
+        """
+        dealer, parts = self._dealer, list[list[tuple[Any, ...]]]()
         for name, source, seed in self._lines:
             if dealer.dealt[name].position.epoch + 1 < dealer.rule.lines[name].epochs:
                 _keep(source)
@@ -84,9 +87,10 @@ class Hints:
                 spans = self._dealer.spans(name, lane, deals)
                 new.append(spans[count:])
                 told[lane] = len(spans)
-            for turn in zip_longest(*new) if plan else ():
-                for span in filter(None, turn):
-                    self._plan(source, seed, *span)
+            turns = filter(None, chain.from_iterable(zip_longest(*new)))
+            parts.append([(source, seed, *span) for span in turns])
+        for part in filter(None, chain.from_iterable(zip_longest(*parts)) if plan else ()):
+            self._plan(*part)
 
     def _foretell(self, name: str, source: FileSource, seed: int) -> None:
         """Plan the beginnings of the parts of the next deal, and the line behind small ones."""
@@ -121,7 +125,7 @@ class Hints:
         for source, key in self._planned:
             source._drop(key)
         for plans in self._held:  # without a lock
-            plans.held_back = False
+            plans.held_back = 0
 
 
 def _keep(source: FileSource) -> None:

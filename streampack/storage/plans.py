@@ -77,12 +77,13 @@ class Plan:
         self.ahead: dict[Block, int] = {}
         self.is_busy = self.is_over = False
 
-    def room(self, held_back: bool) -> int:
+    def room(self, held_back: int) -> int:
         """Return the number of blocks to fetch next; 0 waits for the reader to move on."""
         if self.is_busy or self.is_over:
             return 0
         most = max(_LATER_BLOCKS if self.number else FIRST_BLOCKS, 2 * self.read)
-        most = FIRST_BLOCKS if held_back else most
+        if held_back:
+            most = 1 if self.number else FIRST_BLOCKS
         room = most - len(self.ahead)
         return room if 2 * room >= min(most, MOST_BLOCKS) else 0
 
@@ -96,8 +97,8 @@ class Plans:
         most_bytes: bytes that all plans together may be ahead; 0 turns reading ahead off.
 
     Attributes:
-        held_back: True fetches no more than `FIRST_BLOCKS` ahead of a reader, and of all that have
-            not begun, as before a first batch.
+        held_back: before a first batch, the number of blocks that all may be ahead together where
+            readers have not begun, one of each; others may be by `FIRST_BLOCKS`. 0 afterwards.
     """
 
     def __init__(self, fetch: Callable[[RangedFile, int, int], bool], most_bytes: int) -> None:
@@ -116,7 +117,7 @@ class Plans:
         # interpreter after the threads, so neither must need the lock.
         self._dropped: deque[Hashable] = deque()
         self._window = Window()
-        self.held_back = False
+        self.held_back = 0
         self._threads = self._idle = 0
         self._thread = threading.local()
 
@@ -155,7 +156,7 @@ class Plans:
     def go_on(self) -> None:
         """Be held back no longer."""
         with self._lock:
-            self.held_back = False
+            self.held_back = 0
             for plan in self._plans.values():
                 self._look(plan)
 
@@ -269,7 +270,7 @@ class Plans:
     def _has_work(self) -> bool:
         if self._tasks:
             return True
-        later = FIRST_BLOCKS if self.held_back else self._most // 2
+        later = self.held_back or self._most // 2
         most = self._most if self._hungry else later if self._later else 0
         return len(self._ahead) < most and self._window.has_room()
 

@@ -293,3 +293,38 @@ def test_a_run_that_fails_before_its_first_batch_holds_back_no_other(
         next(iter(twelve_lanes(lines)))
     gc.collect()
     assert not lines.storage.remote.fetcher.plans.held_back
+
+
+def test_before_a_first_batch_each_source_of_a_mixture_is_fetched_for_the_first_lane(
+    http: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, count = Storage(cache_dir=tmp_path / "cache"), FIRST_BLOCKS + 3
+    for number in range(count):
+        (http.folder / f"{number}.jsonl").write_text('{"tokens": [7, 8]}\n' * 30_000)
+    source = sources.Mixture(
+        {
+            str(number): sources.JSONL(
+                f"{http.url}/{number}.jsonl", tokens="tokens", storage=storage
+            )
+            for number in range(count)
+        }
+    )
+    source.prepare()
+    settle()
+    planned, held = list[Any](), list[int]()
+    plan = SpanReader.plan
+
+    def noted(self: SpanReader, cursor: Any = None, **named: Any) -> Any:
+        planned.append(self.source)
+        return plan(self, cursor, **named)
+
+    def fails(*_: Any) -> None:
+        held.append(storage.remote.fetcher.plans.held_back)
+        raise ValueError("as a hook would")
+
+    monkeypatch.setattr(SpanReader, "plan", noted)
+    monkeypatch.setattr("streampack.lane.rotation.Lane", fails)
+    with pytest.raises(ValueError, match="hook"):
+        next(iter(PackedLoader(PackedDataset(source, seq_len=64, lanes=3, topology=Topology()))))
+    assert len(set(map(id, planned[:count]))) == count
+    assert held == [count]
