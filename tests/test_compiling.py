@@ -124,6 +124,7 @@ def test_of_two_processes_that_start_at_once_one_compiles(folder: Path) -> None:
     assert sorted(finish(process)[0] for process in processes) == ["36\n", "36 1\n"]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_compiles_leaves_the_turn_to_others(folder: Path) -> None:
     first = start(folder, STOPS)
     assert first.stdout is not None

@@ -71,6 +71,7 @@ def test_the_screen_and_the_figures_have_the_shares() -> None:
         assert f"{share:.2%}" in line
 
 
+@pytest.mark.slow
 def test_a_large_corpus_is_sampled_and_broken_chats_are_in_no_share() -> None:
     broken = {"messages": [{"role": "user", "content": "alone"}]}
     data = [broken, *(talk(number) for number in range(CONVERSATIONS + 50))]

@@ -141,7 +141,7 @@ def test_with_balance_the_lanes_attend_about_equally_in_a_step(
     assert slowest("attention") - 1 < 0.6 * (slowest(None) - 1)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("balance", [None, "attention"])
 def test_emitted_documents_have_the_inputs_length_distribution_throughout(balance: Any) -> None:
     lengths = heavy_tailed(12_000, seed=7, longest=SEQ_LEN)

@@ -188,6 +188,7 @@ def test_a_checkpoint_in_the_place_of_its_state_is_refused_and_the_remedy_loads_
                 assert again.state_dict() == plain
 
 
+@pytest.mark.slow
 def test_a_rank_of_sixteen_such_lanes_has_a_state_of_less_than_1_mib() -> None:
     lengths = np.exp(np.random.default_rng(0).normal(4.4, 1.1, 20_000)).astype(int) + 1
     documents = numbered_documents(lengths.tolist())

@@ -62,11 +62,16 @@ def states_of(dataset: PackedDataset, workers: int, **options: Any) -> tuple[lis
 @pytest.mark.parametrize(
     ("workers", "layout"),
     [
-        (0, "tree"),
         (2, "documents"),
         *(
             pytest.param(workers, layout, marks=pytest.mark.slow)
-            for workers, layout in ((0, "documents"), (2, "tree"), (3, "documents"), (3, "tree"))
+            for workers, layout in (
+                (0, "tree"),
+                (0, "documents"),
+                (2, "tree"),
+                (3, "documents"),
+                (3, "tree"),
+            )
         ),
     ],
 )

@@ -80,6 +80,7 @@ def test_names_that_are_not_utf_8_come_back_as_the_system_gave_them() -> None:
     assert list(Names(names)) == names
 
 
+@pytest.mark.slow
 def test_manifest_of_a_million_shards_is_small_and_takes_its_digest_along() -> None:
     count = 1_000_000
     names = [f"s3://bucket/corpus/train/part-{i:06d}.parquet" for i in range(count)]

@@ -512,7 +512,7 @@ def failing(connection: Connection) -> None:
     connection.answer("503 Slow Down", "Retry-After: 300\n")
 
 
-@pytest.mark.sampled("each")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["main", "thread"])
 @pytest.mark.parametrize("state", [before_headers, in_headers, in_body, failing])
 def test_an_interrupt_ends_a_process_in_every_state_of_the_store(

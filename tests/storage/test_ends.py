@@ -11,7 +11,7 @@ from tests.support.ends import ENDS, STATES, State, leave, shard
 from tests.support.forked import Host
 from tests.support.raw_server import Connection
 
-GATE = {("silent", "interrupt", 0), ("failing", "error", 0)}
+GATE = {("silent", "interrupt", 0)}
 CELLS = [
     pytest.param(*cell, marks=[] if cell in GATE else pytest.mark.slow, id=" ".join(map(str, cell)))
     for cell in ((state, end, workers) for state in STATES for end in ENDS for workers in (0, 2))

@@ -204,13 +204,13 @@ def compare(engine: Engine, taken: bool) -> None:
         assert differing(engine, fast, texts) == []
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_settings_that_are_taken_have_equal_ids_and_others_are_refused(name: str) -> None:
     compare(changed(name), VARIANTS[name][1])
 
 
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("across_words", [False, True])
 @pytest.mark.parametrize("name", PIECES)
 def test_settings_of_sentencepiece_that_are_taken_have_equal_ids_and_others_are_refused(
