@@ -58,7 +58,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 # ---------------------------------------------------------------------- joins and deaths
 
 SOME = ("parquet", "trees", "mixture", "order by similarity", "loss mask, two epochs", "chat")
-REFUSED = ("buckets, context parallelism",)
+REFUSED = ("buckets, context parallelism", "ledger")
 
 
 @pytest.mark.sampled(3)
