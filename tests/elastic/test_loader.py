@@ -58,7 +58,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 # ---------------------------------------------------------------------- joins and deaths
 
 SOME = ("parquet", "trees", "mixture", "order by similarity", "loss mask, two epochs", "chat")
-REFUSED = ("buckets, context parallelism", "ledger")
+REFUSED = {"buckets, context parallelism": "dataset", "ledger": "ledger"}
 
 
 @pytest.mark.sampled(3)
@@ -265,11 +265,11 @@ def test_a_call_that_cannot_work_is_refused(setting: str, call: Callable[[], Any
     assert caught.value.setting == setting
 
 
-def test_ranks_that_share_batches_are_refused(corpus: Corpus) -> None:
-    for kind in REFUSED:
+def test_ranks_that_share_batches_and_ledgers_are_refused(corpus: Corpus) -> None:
+    for kind, setting in REFUSED.items():
         with pytest.raises(ConfigError) as caught:
             ElasticLoader(KINDS[kind](corpus), step_batches=2)
-        assert caught.value.setting == "dataset"
+        assert caught.value.setting == setting
 
 
 @pytest.mark.parametrize("from_step", [None, 24])
