@@ -8,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from streampack.accounts.caps import Cap, Capped, above_caps
-from streampack.documents.blocks import joined_fields
-from streampack.forecasts.sampling import SAMPLE_DOCUMENTS, SAMPLE_LANES, SAMPLE_TOKENS
+from streampack.documents.blocks import Documents, joined_fields
+from streampack.forecasts.sampling import (
+    SAMPLE_DOCUMENTS,
+    SAMPLE_LANES,
+    SAMPLE_TOKENS,
+    first_blocks,
+)
 from streampack.lane.config import LaneConfig
-from streampack.sources.error_policy import ErrorPolicy
-from streampack.streams.base import Opening
-from streampack.streams.lane_stream import open_stream
 
 
 class CapForecast(NamedTuple):
@@ -50,17 +52,13 @@ def cap_forecasts(config: LaneConfig, tokens: float) -> tuple[tuple[CapForecast,
     once = replace(config, lanes=lanes, epochs=1, order=None)
     names = {cap.field for cap in caps}
     sizes, fields = [np.zeros(0, np.int64)], [{name: np.zeros(0, np.int64) for name in names}]
+
+    def keep(block: Documents) -> None:
+        sizes.append(block.lengths)
+        fields.append({name: block.document_fields[name] for name in names})
+
     for lane in range(lanes):
-        stream = open_stream(Opening(once, lane, ErrorPolicy(config.on_error)))
-        read = 0
-        while stream.serial < SAMPLE_DOCUMENTS and read < SAMPLE_TOKENS:
-            block = stream.peek()
-            if block is None:
-                break
-            sizes.append(block.lengths)
-            fields.append({name: block.document_fields[name] for name in names})
-            read += block.num_tokens
-            stream.consume(len(block))
+        first_blocks(once, lane, keep, documents=SAMPLE_DOCUMENTS, tokens=SAMPLE_TOKENS)
     lengths = np.concatenate(sizes)
     share = max(int(lengths.sum()), 1) / max(tokens, 1.0)
     parts = np.array([cap.tokens * share for cap in caps], dtype=np.int64)

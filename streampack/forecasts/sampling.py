@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Fields, joined_fields, part_of
+from streampack.documents.blocks import Documents, Fields, joined_fields, part_of
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
 from streampack.packing.packer import fields_of
@@ -18,6 +19,8 @@ from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.base import LaneStream, Opening
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import sizes_of
+
+T = TypeVar("T")
 
 SAMPLE_LANES = 4  # positions in the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # documents read at each position by default
@@ -84,14 +87,27 @@ def begun(
     Returns:
         The stream, the sizes of the blocks, and True if the stream ended first.
     """
+    sizes = partial(sizes_of, packer=config.packer)
+    return first_blocks(config, lane, sizes, documents=documents, tokens=tokens)
+
+
+def first_blocks(
+    config: LaneConfig,
+    lane: int,
+    keep: Callable[[Documents], T],
+    *,
+    documents: int,
+    tokens: int,
+) -> tuple[LaneStream, list[T], bool]:
+    """Read the first blocks of a lane like `begun`; return the result of `keep` for each."""
     stream = open_stream(Opening(config, lane, ErrorPolicy(config.on_error)))
-    blocks: list[DocumentSizes] = []
+    blocks: list[T] = []
     read = 0
     while stream.serial < documents and read < tokens:
         block = stream.peek()
         if block is None:
             return stream, blocks, True
-        blocks.append(sizes_of(block, config.packer))
+        blocks.append(keep(block))
         read += block.num_tokens
         stream.consume(len(block))
     return stream, blocks, False
