@@ -155,8 +155,8 @@ def _moto() -> Iterator[int]:
 
 
 def _make_bucket() -> None:
-    from streampack.storage.filesystems import open_filesystem
-    from streampack.storage.retries import with_retries
+    from streampack.remote.filesystems import open_filesystem
+    from streampack.remote.retries import with_retries
 
     filesystem = open_filesystem("s3", {}, 10.0)
 

@@ -21,7 +21,7 @@ for package in ("faiss", "ray", "PIL", "jinja2", "webdataset", "gigatoken", "s3f
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
 from streampack.ordering import SimilarityOrder
-from streampack.storage.filesystems import open_filesystem
+from streampack.remote.filesystems import open_filesystem
 from streampack.formats.tar.pipes import run_pipe
 from streampack.tasks.on_ray import on_ray
 from streampack.chats.templates.template import ChatTemplate

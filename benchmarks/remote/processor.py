@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.remote import far
+from streampack.remote.filesystems import open_filesystem
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.filesystems import open_filesystem
 from streampack.storage.storage import Storage
 
 HEAD = ["", "streampack, ms", "s3fs, ms"]

@@ -12,7 +12,7 @@ from streampack.conversion.parts import PartNote, note_name
 from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from streampack.conversion.settings import Conversion
+from streampack.file_info import split_url
 from streampack.files.file_source import FileSource
 from streampack.sources.indexed import InMemory
-from streampack.storage.file_info import split_url
 
 _ITEMS = 64  # items of a source in memory that are compared
 

@@ -20,13 +20,13 @@ from streampack.chats.conversations import Conversations
 from streampack.conversion.folders import move
 from streampack.documents.blocks import Documents, Fields, Texts
 from streampack.errors import ConfigError, StateError
+from streampack.file_info import split_url
 from streampack.metrics import fetched
+from streampack.names.marks import UNFINISHED
+from streampack.remote.filesystems import open_filesystem
+from streampack.remote.retries import with_retries
 from streampack.sources.base import Block, Source
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.storage.file_info import split_url
-from streampack.storage.filesystems import open_filesystem
-from streampack.storage.marks import UNFINISHED
-from streampack.storage.retries import with_retries
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.short_texts import short_texts
 from streampack.tokenization.stages import with_fields_of

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streampack.documents.fields import FieldSpec
-from streampack.storage.file_info import shown
+from streampack.file_info import shown
 
 if TYPE_CHECKING:
     from streampack.predicates import Predicate

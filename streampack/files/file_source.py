@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from streampack.arguments import explained
 from streampack.errors import ContentError, StateError
+from streampack.file_info import FileInfo, Range, shown
 from streampack.job.listed_once import listed_once
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
@@ -25,7 +26,6 @@ from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import ReadOptions
 from streampack.sources.records import DamagedFileError
 from streampack.sources.sharded import ShardedSource
-from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import DamagedError, StoredFile
 from streampack.storage.storage import Storage, default_storage
 

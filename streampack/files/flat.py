@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
+from streampack.file_info import FileInfo, Range
 from streampack.files.file_source import FileSource, ShardBlock
 from streampack.files.integer_arrays import INTEGER_DTYPES, integer_block
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.files import StoredFile
 
 _INDEX_BYTES, _BORDER_BYTES = 1 << 20, 16 << 10  # of an index, and searched for an end, at first

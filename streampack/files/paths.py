@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, shown
 from streampack.job.listed_once import listed_once
+from streampack.names.listing import has_ending
 from streampack.sources.base import Source
 from streampack.sources.formats import FORMATS, Format
 from streampack.sources.reading import ReadOptions
-from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.listing import has_ending
 from streampack.storage.storage import Storage as Storage
 from streampack.storage.storage import default_storage
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 
 from streampack.errors import ConfigError
+from streampack.file_info import split_url
 from streampack.sources.formats import FORMATS, TABLES, Format
-from streampack.storage.file_info import split_url
 
 
 def table_at(path: str, error: ConfigError, wanted: Sequence[Format]) -> Format:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streampack.storage.listing import has_ending
+from streampack.names.listing import has_ending
 
 
 def converted_by_pyarrow(path: str) -> str:

@@ -196,7 +196,7 @@ def _media(config: LaneConfig) -> tuple[MediaShares, ...]:
 
 
 def _fetched_bytes() -> int:
-    from streampack.storage.first_fetch import first_fetch
+    from streampack.remote.first_fetch import first_fetch
 
     return first_fetch().num_bytes
 

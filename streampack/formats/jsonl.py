@@ -32,11 +32,13 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, shown
 from streampack.files.file_source import ShardBlock
 from streampack.files.json_ids import record_with_ids
 from streampack.files.json_records import record_of
 from streampack.files.record_files import RecordFiles
 from streampack.formats.json_arrays import as_lines, is_array
+from streampack.names.listing import has_ending
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import ReadOptions
@@ -50,8 +52,6 @@ from streampack.storage.decompression import (
     codec_of,
     open_content,
 )
-from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.listing import has_ending
 
 if TYPE_CHECKING:
     from streampack.fields.paths import PathFields

@@ -28,16 +28,16 @@ from numpy.typing import NDArray
 from streampack.arguments import explained
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, shown
 from streampack.files.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.files.integer_arrays import INTEGER_DTYPES, integer_kind
+from streampack.names.listing import has_ending, named_paths, refuse_repeated
 from streampack.sources.arguments import FileOptions
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import StoredFile
-from streampack.storage.listing import has_ending, named_paths, refuse_repeated
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.file_info import FileInfo
 from streampack.files.file_source import FileSource
 from streampack.files.integer_arrays import INTEGER_DTYPES
 from streampack.formats.arrow.source import Arrow
 from streampack.formats.megatron import Header, MegatronIndexed
 from streampack.formats.parquet.footer import Footer
 from streampack.formats.parquet.source import Parquet
-from streampack.storage.file_info import FileInfo
 
 MOST_OPENED = 8192
 

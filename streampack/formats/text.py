@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from streampack.documents.blocks import Texts, make_origin
+from streampack.file_info import shown
 from streampack.files.file_source import FileSource, ShardBlock
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import too_long
 from streampack.storage.decompression import codec_of
-from streampack.storage.file_info import shown
 
 
 class TextFiles(FileSource):

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, shown
 from streampack.files.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.files.integer_arrays import (
     INTEGER_DTYPES,
@@ -25,12 +26,11 @@ from streampack.files.integer_arrays import (
     integer_kind,
     npy_header,
 )
+from streampack.names.listing import has_ending
 from streampack.sources.arguments import FileOptions
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.listing import has_ending
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from streampack.extras import missing_package
+from streampack.file_info import Range
 from streampack.images.images import BrokenImageError, is_remote, named_failures
-from streampack.storage.file_info import Range
 from streampack.storage.files import StoredFile
 from streampack.storage.storage import Storage
 

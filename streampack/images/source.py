@@ -13,13 +13,13 @@ from streampack.chats.conversations import TurnRules
 from streampack.chats.records import ADDED_FIELDS
 from streampack.chats.source import Chat
 from streampack.errors import ConfigError
+from streampack.file_info import shown
 from streampack.files.record_files import RecordFiles
 from streampack.images.reader import FILE_NAME, USUAL_FIELDS, ImageReader
 from streampack.iterables.of_records import source_of_records
 from streampack.packing.overflow import Overflow
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.reading import ReadOptions
-from streampack.storage.file_info import shown
 from streampack.storage.storage import Storage
 
 _BLOCK_DOCUMENTS = 32  # small, because an image takes as much memory as hundreds of texts

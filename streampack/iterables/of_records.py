@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from streampack.errors import ConfigError
 from streampack.files.paths import open_files
+from streampack.names.listing import named_paths
 from streampack.sources.fields import RecordReader, RecordSchema
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.items import kind_name
 from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.storage.listing import named_paths
 from streampack.storage.storage import Storage
 
 if TYPE_CHECKING:

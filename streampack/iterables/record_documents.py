@@ -14,12 +14,12 @@ from streampack.files.json_records import size_of
 from streampack.files.paths import open_files
 from streampack.iterables.of_records import source_of_records
 from streampack.iterables.record_function import converting
+from streampack.names.listing import named_paths
 from streampack.sources.base import Block, Source
 from streampack.sources.fields import RecordReader, RecordSchema
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.reading import ReadOptions
 from streampack.sources.records import block_of
-from streampack.storage.listing import named_paths
 
 
 @dataclass(frozen=True, slots=True)

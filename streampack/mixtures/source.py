@@ -23,7 +23,7 @@ from streampack.mixtures.weight_channel import WeightChannel
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import LaneReader, Portion, Source
 from streampack.sources.resolve import as_source
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 
 class Mixture(Source):

@@ -62,7 +62,7 @@ _TABLE = (
     Format("Tokens", "tokens", (".npy", ".bin", ".ds")),
     Format("Delta", "tables.delta", ()),
 )
-#: Formats of tables, by the mark of their folders; see `streampack.storage.marks`.
+#: Formats of tables, by the mark of their folders; see `streampack.names.marks`.
 TABLES = {"_delta_log": "Delta", "metadata": "Iceberg"}
 FORMATS = {known.name: known for known in _TABLE}
 

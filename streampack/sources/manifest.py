@@ -25,7 +25,7 @@ from streampack.documents.blocks import offsets_of
 from streampack.packing.rng import permutation
 
 if TYPE_CHECKING:
-    from streampack.storage.file_info import FileInfo
+    from streampack.file_info import FileInfo
 
 
 class Names(Sequence[str]):

@@ -29,7 +29,7 @@ from streampack.errors import StorageError
 from streampack.storage.locks import Lock, Patience
 from streampack.storage.mapping import mapped
 from streampack.storage.room import Room, mark_as_read
-from streampack.storage.threads import pause, pulse
+from streampack.threads import pause, pulse
 
 BLOCK_BYTES = 256 << 10
 #: Blocks between two borders that no request crosses.

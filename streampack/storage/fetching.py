@@ -9,9 +9,9 @@ from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from streampack.errors import StorageError
+from streampack.file_info import FileInfo, shown
 from streampack.storage import locks
 from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
-from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.growing import GrowingFile, Growings, NotMadeError
 from streampack.storage.plans import MOST_BLOCKS, Plans
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import StorageError
-from streampack.storage.file_info import replaced
+from streampack.file_info import replaced
 from streampack.storage.mapping import map_file
 
 if TYPE_CHECKING:
-    from streampack.storage.file_info import FileInfo
+    from streampack.file_info import FileInfo
 
 #: Smaller files and row groups are decompressed each time, because they are rarely cut.
 LEAST_BYTES = 1 << 20

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from streampack.at_exit import at_exit
 from streampack.errors import StorageError, StreampackError
+from streampack.file_info import FileInfo
 from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.decompression import DamagedError
-from streampack.storage.file_info import FileInfo
 from streampack.storage.files import StoredFile, is_of_system
 from streampack.storage.locks import Lock, Patience
 from streampack.storage.room import DERIVED, KEY_BYTES
-from streampack.storage.threads import is_ending, pause, pulse, start_daemon
+from streampack.threads import is_ending, pause, pulse, start_daemon
 
 logger = logging.getLogger(__name__)
 

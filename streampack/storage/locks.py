@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from streampack.per_process import PerProcess
-from streampack.storage.threads import pulse
+from streampack.threads import pulse
 
 #: Seconds without a beat after which the holder of a lock is not waited for.
 PATIENCE_S = 5.0

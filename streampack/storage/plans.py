@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.threads import Pulse, end_with_process, pulse, start_daemon
+from streampack.threads import Pulse, end_with_process, pulse, start_daemon
 
 if TYPE_CHECKING:
     from streampack.storage.ranged_file import RangedFile

@@ -9,9 +9,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.file_info import FileInfo
 from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.file_info import FileInfo
 from streampack.storage.files import Forward, StoredFile
 
 if TYPE_CHECKING:

@@ -16,21 +16,22 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from streampack.errors import StorageError
+from streampack.file_info import FileInfo, Range, replaced, shown, split_url
 from streampack.keep_last import KeepLast
 from streampack.metrics import fetched
+from streampack.names.listing import WITH_HOST
+from streampack.names.remote_listing import RemoteFolders
+from streampack.remote.catalogs import Catalog, FsspecCatalog, S3Catalog, WebCatalog
+from streampack.remote.clients import S3Client, WebClient, client_of
+from streampack.remote.first_fetch import first_fetch
+from streampack.remote.pace import Pace
+from streampack.remote.ranges import OverFsspec, OverHttp, Reader
+from streampack.remote.retries import with_retries
+from streampack.remote.versions import info_from, is_another_version
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
-from streampack.storage.catalogs import Catalog, FsspecCatalog, S3Catalog, WebCatalog
-from streampack.storage.clients import S3Client, WebClient, client_of
 from streampack.storage.fetching import Fetcher
-from streampack.storage.file_info import FileInfo, Range, replaced, shown, split_url
-from streampack.storage.first_fetch import first_fetch
-from streampack.storage.listing import WITH_HOST
 from streampack.storage.ranged_file import RangedFile
-from streampack.storage.ranges import OverFsspec, OverHttp, Reader
-from streampack.storage.remote import Pace, info_from, is_another_version
-from streampack.storage.remote_listing import RemoteFolders
-from streampack.storage.retries import with_retries
-from streampack.storage.threads import pause
+from streampack.threads import pause
 
 if TYPE_CHECKING:
     from streampack.storage.storage import Storage
@@ -269,7 +270,7 @@ class RemoteFiles:
                         protocol, self._storage.storage_options, self.pace, filesystem
                     )
                 except ImportError as error:
-                    from streampack.storage.filesystems import not_installed
+                    from streampack.remote.filesystems import not_installed
 
                     raise not_installed(protocol, error) from error
                 if isinstance(client, WebClient):
@@ -294,7 +295,7 @@ class RemoteFiles:
         """Return the fsspec file system of a protocol, opened once."""
         with self._opening:
             if protocol not in self._filesystems:
-                from streampack.storage.filesystems import open_filesystem
+                from streampack.remote.filesystems import open_filesystem
 
                 options, timeout_s = self._storage.storage_options, self._storage.timeout_s
                 self._filesystems[protocol] = open_filesystem(protocol, options, timeout_s)

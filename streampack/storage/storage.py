@@ -18,10 +18,8 @@ from weakref import WeakValueDictionary
 
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
-from streampack.per_process import PerProcess
-from streampack.storage.file_info import FileInfo, Range, shown, split_url
-from streampack.storage.files import LocalFile, StoredFile
-from streampack.storage.listing import (
+from streampack.file_info import FileInfo, Range, shown, split_url
+from streampack.names.listing import (
     expand_braces,
     has_ending,
     list_local,
@@ -30,7 +28,9 @@ from streampack.storage.listing import (
     real_files,
     refuse_repeated,
 )
-from streampack.storage.retries import with_retries
+from streampack.per_process import PerProcess
+from streampack.remote.retries import with_retries
+from streampack.storage.files import LocalFile, StoredFile
 
 if TYPE_CHECKING:
     from streampack.storage.blocks import BlockCache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from streampack.file_info import Range
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.file_info import Range
 from streampack.storage.plans import MOST_BLOCKS
 
 

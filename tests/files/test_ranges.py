@@ -15,9 +15,9 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.formats.parquet.chunks import Chunks
+from streampack.remote.first_fetch import first_fetch
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.first_fetch import first_fetch
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_tar
 from tests.support.every_source import SOURCES

@@ -316,7 +316,7 @@ GOLDEN = {
 }
 
 
-FILES = ("extras", "files", "storage")
+FILES = ("extras", "files", "names", "remote", "storage")
 ROWS = (*FILES, "formats.rows")
 PARQUET = (*ROWS, "formats.parquet")
 LINES = (*FILES, "formats.jsonl")

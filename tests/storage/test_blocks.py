@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import StateError, StorageError
+from streampack.file_info import FileInfo
 from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
-from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import HTTPServer, S3Server

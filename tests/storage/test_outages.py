@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from streampack.errors import StorageError
-from streampack.storage import blocks, failures, fetching, locks
+from streampack.remote import failures
+from streampack.storage import blocks, fetching, locks
 from streampack.storage.storage import Storage
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import HTTPServer
 

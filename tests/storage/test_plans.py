@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.storage import growing, locks, plans, threads
+from streampack import threads
+from streampack.file_info import FileInfo, Range
+from streampack.storage import growing, locks, plans
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.plans import FIRST_BLOCKS, MOST_BLOCKS, Plans, Window
 from streampack.storage.storage import Storage
 from streampack.storage.turns import in_turns

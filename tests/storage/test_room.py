@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streampack.file_info import FileInfo
 from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
-from streampack.storage.file_info import FileInfo
 from streampack.storage.files import MemoryFile
 from streampack.storage.growing import derived_key
 from streampack.storage.room import Entry, Room, order_of_removal

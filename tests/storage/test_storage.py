@@ -21,12 +21,12 @@ from botocore.session import Session
 from demo.object_store import find_weed, object_store
 from streampack import storage as storage_package
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.file_info import FileInfo, Range
 from streampack.images.pending import Pending
+from streampack.names.listing import expand_braces
+from streampack.remote.filesystems import open_filesystem
 from streampack.storage import locks
-from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.files import LocalFile
-from streampack.storage.filesystems import open_filesystem
-from streampack.storage.listing import expand_braces
 from streampack.storage.storage import Storage, default_storage
 from tests.support.forked import in_fork
 from tests.support.read_ahead import fetched_blocks
@@ -456,7 +456,7 @@ FORKED_USE = """
 import asyncio, gc, os, sys
 import fsspec.asyn
 from streampack.storage.files import LocalFile
-from streampack.storage.filesystems import open_filesystem
+from streampack.remote.filesystems import open_filesystem
 
 url = sys.argv[1]
 parents = [open_filesystem("s3", {}, 10.0)]

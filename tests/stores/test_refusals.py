@@ -12,7 +12,7 @@ import pytest
 
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, StorageError
-from streampack.storage.filesystems import open_filesystem
+from streampack.remote.filesystems import open_filesystem
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
 from tests.support.stores import AZURE_ACCOUNT, AZURE_KEY, HUB_TOKEN, STORES, Store

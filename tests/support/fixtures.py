@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from streampack.storage import failures, remote_files
+from streampack.remote import failures
+from streampack.storage import remote_files
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server, http_server, s3_server
 

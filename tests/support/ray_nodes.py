@@ -19,7 +19,7 @@ from streampack.conversion.shards import Destination
 from streampack.corpus_order import search
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.work import Work
-from streampack.storage.file_info import split_url
+from streampack.file_info import split_url
 from streampack.tasks.on_ray import OnRay
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"  # addresses of the loopback, as of two machines

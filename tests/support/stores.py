@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streampack.storage.filesystems import open_filesystem
+from streampack.remote.filesystems import open_filesystem
 from tests.support.hub_server import hub_server
 from tests.support.servers import s3_server
 

@@ -16,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, Range, shown
 from streampack.files.file_source import HEAD_BYTES
 from streampack.formats.arrow.batches import MARK, Batches, schema_at
 from streampack.formats.rows.columns import Rows, is_null
 from streampack.formats.rows.schemas import DAMAGE
 from streampack.formats.rows.shared_batches import shared_batches
 from streampack.formats.rows.source import OpenRows, RowFiles
+from streampack.names.listing import has_ending
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import StoredFile
-from streampack.storage.listing import has_ending
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 _SLICE_BYTES = 256 << 10  # bytes per slice of a compressed batch in the cache
 _HEADS = (64 << 10, 16 << 20)  # bytes of a file's beginning that are searched for its schema

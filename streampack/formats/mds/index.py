@@ -21,8 +21,8 @@ import numpy as np
 
 from streampack.errors import ConfigError, StorageError
 from streampack.extras import pip_command
-from streampack.storage.file_info import shown, split_url
-from streampack.storage.listing import refuse_repeated
+from streampack.file_info import shown, split_url
+from streampack.names.listing import refuse_repeated
 from streampack.storage.storage import Storage
 
 _WRITE_AGAIN = "Write the shards again with mosaicml-streaming's MDSWriter, or check the path."

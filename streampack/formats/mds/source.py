@@ -15,6 +15,7 @@ from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin, part_of
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
+from streampack.file_info import shown
 from streampack.files.file_source import ShardBlock
 from streampack.files.integer_arrays import (
     UngatheredDocuments,
@@ -44,15 +45,14 @@ from streampack.formats.mds.samples import (
     read_samples,
     sample_table,
 )
+from streampack.names.listing import named_paths
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.fields import ATTENTION_MASK, RecordReader, with_masks
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest, Names
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError
-from streampack.storage.file_info import shown
 from streampack.storage.files import StoredFile
-from streampack.storage.listing import named_paths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

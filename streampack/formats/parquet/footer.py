@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streampack.file_info import FileInfo
 from streampack.formats.rows.schemas import DAMAGE, ENCRYPTED
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 
 _FIRST_READ, _BLOCK_BYTES = 64 << 10, 256 << 10  # blocks are of remote files

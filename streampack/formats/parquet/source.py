@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, Range, shown
 from streampack.formats.parquet.footer import Footer, read_footer
 from streampack.formats.parquet.positions import chunks_of, footer_of, open_file
 from streampack.formats.rows.columns import Rows
@@ -31,9 +32,8 @@ from streampack.formats.rows.source import OpenRows, RowFiles
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import LEAST_BYTES, StoredFile
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 _FOOTER_THREADS = 64
 #: Number of short rows decoded at once: fewer take more time, more take memory.

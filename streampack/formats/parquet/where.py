@@ -9,8 +9,8 @@ from streampack.formats.parquet.statistics import pruned_groups
 from streampack.predicates import Predicate
 
 if TYPE_CHECKING:
+    from streampack.file_info import FileInfo
     from streampack.formats.parquet.source import Parquet
-    from streampack.storage.file_info import FileInfo
 
 
 def left_out(

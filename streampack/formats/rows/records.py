@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
+from streampack.file_info import shown
 from streampack.files.file_source import ShardBlock
 from streampack.files.json_records import MOST_NESTED, parse_json, too_deep
 from streampack.formats.rows.columns import BlockMaker, cut, ended, kinds_of
 from streampack.sources.fields import RecordSchema
 from streampack.sources.records import BrokenDocumentError, block_of
-from streampack.storage.file_info import shown
 
 if TYPE_CHECKING:
     from streampack.formats.rows.source import RowFiles

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from streampack.documents.fields import TEXT_REMEDY, FieldSpec
 from streampack.errors import ConfigError
+from streampack.file_info import shown
 from streampack.formats.rows.columns import (
     is_mask_list,
     is_null,
@@ -19,7 +20,6 @@ from streampack.formats.rows.columns import (
 )
 from streampack.sources.fields import ATTENTION_MASK, RecordSchema
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import shown
 
 #: Problem of a file that its writer has encrypted.
 ENCRYPTED = "it is encrypted, and only plain Parquet is read"

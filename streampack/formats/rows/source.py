@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from streampack.arguments import explained
 from streampack.errors import ConfigError
+from streampack.file_info import shown
 from streampack.files.file_source import ShardBlock
 from streampack.files.record_files import RecordFiles
 from streampack.formats.rows.columns import (
@@ -25,7 +26,6 @@ from streampack.formats.rows.schemas import DAMAGE, DECRYPT, ENCRYPTED, check_sc
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.fields import ATTENTION_MASK
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import shown
 from streampack.storage.files import StoredFile, is_of_system
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.file_info import shown
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import shown
 from streampack.storage.storage import Storage
 
 _DELTA_MAGIC = 1681511377

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from streampack.arguments import explained
 from streampack.errors import ConfigError, StateError
+from streampack.file_info import FileInfo, shown, split_url
 from streampack.formats.rows.columns import is_number
 from streampack.formats.tables.delta_log import Action, DeltaLog, LogState, changes_of
 from streampack.formats.tables.growth import Commit, History
@@ -21,8 +22,7 @@ from streampack.formats.tables.source import Snapshot, TableFiles
 from streampack.predicates.bounds import Bounds
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, shown
 from streampack.formats.tables.growth import Commit
-from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.storage import Storage
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 #: Features of a reader that are implemented, or that change nothing for reading.
 FEATURES = frozenset({"deletionVectors", "timestampNtz", "vacuumProtocolCheck"})

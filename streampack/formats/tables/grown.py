@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from streampack.deals.spans import EqualParts, LanePart, Parts
 from streampack.documents.blocks import offsets_of
 from streampack.errors import StateError, StorageError
+from streampack.file_info import shown
 from streampack.formats.parquet.footer import read_footer
 from streampack.formats.parquet.positions import open_file
 from streampack.formats.rows.schemas import DAMAGE
@@ -25,8 +26,7 @@ from streampack.formats.tables.snapshot import Columns, DataFile
 from streampack.packing.rng import permutation
 from streampack.sources.base import Cursor
 from streampack.sources.manifest import ShardOrder
-from streampack.storage.file_info import shown
-from streampack.storage.threads import in_threads
+from streampack.threads import in_threads
 
 if TYPE_CHECKING:
     from streampack.formats.tables.source import Snapshot, TableFiles

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from streampack.arguments import explained
 from streampack.errors import ConfigError, StateError
 from streampack.extras import missing_package
+from streampack.file_info import FileInfo, shown, split_url
 from streampack.formats.tables.deletion_vectors import iceberg_rows
 from streampack.formats.tables.growth import Commit, History, deleted_of
 from streampack.formats.tables.snapshot import Columns, DataFile
@@ -27,7 +28,6 @@ from streampack.formats.tables.source import Snapshot, TableFiles
 from streampack.predicates.bounds import Bounds
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo, shown, split_url
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streampack.exclusion.lookup import positions_in
+from streampack.file_info import FileInfo
 from streampack.predicates.predicate import rows_where
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo
 
 if TYPE_CHECKING:
     from streampack.formats.rows.columns import Rows

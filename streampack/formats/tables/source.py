@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from streampack.arguments import whole_number
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo, shown
 from streampack.files.tables import located
 from streampack.formats.parquet.source import Parquet
 from streampack.formats.rows.schemas import DAMAGE
@@ -24,7 +25,6 @@ from streampack.formats.tables.growth import History, Line
 from streampack.formats.tables.snapshot import Columns, DataFile, FileView
 from streampack.sources.base import LinePart
 from streampack.sources.manifest import Manifest, ShardOrder
-from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import StoredFile
 
 if TYPE_CHECKING:

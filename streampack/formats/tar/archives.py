@@ -6,11 +6,11 @@ import io
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 
+from streampack.file_info import FileInfo
 from streampack.formats.tar.headers import is_header
 from streampack.keep_last import KeepLast
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError, codec_of, placed_chunks
-from streampack.storage.file_info import FileInfo
 from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.storage import Storage
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
+from streampack.file_info import FileInfo
 from streampack.files.file_source import HEAD_BYTES
 from streampack.files.integer_arrays import integer_kind
 from streampack.files.json_records import record_of
@@ -27,7 +28,6 @@ from streampack.formats.tar.headers import ALL, MORE, is_header, scan_file
 from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
 from streampack.sources.records import BrokenDocumentError, kind_of
 from streampack.storage.decompression import DamagedError, codec_of, open_content
-from streampack.storage.file_info import FileInfo
 from streampack.storage.files import StoredFile
 from streampack.storage.storage import Storage
 

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.arguments import explained
 from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts, make_origin
+from streampack.file_info import FileInfo, Range, shown
 from streampack.files.file_source import HEAD_BYTES, ShardBlock
 from streampack.files.integer_arrays import (
     UngatheredDocuments,
@@ -55,6 +56,7 @@ from streampack.formats.tar.members import (
 )
 from streampack.formats.tar.pipes import opened_pipe
 from streampack.job.listed_once import listed_once
+from streampack.names.listing import expand_braces, named_paths
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
@@ -67,9 +69,7 @@ from streampack.sources.records import (
     document_in,
     record_block,
 )
-from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import MemoryFile, StoredFile
-from streampack.storage.listing import expand_braces, named_paths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

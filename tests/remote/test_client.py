@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from streampack.errors import StateError, StorageError
-from streampack.storage.clients import S3Client, asked, client_of
-from streampack.storage.remote import Pace
+from streampack.remote.clients import S3Client, asked, client_of
+from streampack.remote.pace import Pace
 from streampack.storage.storage import Storage
 from tests.support.forked import Host
 from tests.support.raw_server import Connection, raw_server

@@ -19,10 +19,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from streampack.errors import StorageError, StoreFailure
-from streampack.storage.file_info import shown
-from streampack.storage.threads import pause
+from streampack.file_info import shown
+from streampack.threads import pause
 
-logger = logging.getLogger("streampack.storage.retries")
+logger = logging.getLogger("streampack.remote.retries")
 
 #: Fact and remedy of a failure, for messages.
 WORDS: dict[StoreFailure, tuple[str, str]] = {

@@ -10,8 +10,8 @@ from typing import Any
 from streampack.errors import ConfigError, MissingPackageError, StreampackError
 from streampack.extras import pip_command
 from streampack.per_process import PerProcess
-from streampack.storage.clients import own_endpoint
-from streampack.storage.failures import without_secrets
+from streampack.remote.clients import own_endpoint
+from streampack.remote.failures import without_secrets
 
 #: The extra or the package with a protocol's file system, which fsspec imports at its first use.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from streampack.errors import ConfigError
-from streampack.storage.failures import TooSlowError
-from streampack.storage.first_fetch import first_fetch
-from streampack.storage.remote import Pace
-from streampack.storage.threads import end_with_process, pulse, start_daemon
+from streampack.remote.failures import TooSlowError
+from streampack.remote.first_fetch import first_fetch
+from streampack.remote.pace import Pace
+from streampack.threads import end_with_process, pulse, start_daemon
 
 _STEP_S = 0.2
 _OTHER_ADDRESS_S = 3.0  # wait for one of several addresses of a host

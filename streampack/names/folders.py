@@ -9,8 +9,8 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from streampack.errors import StorageError
-from streampack.storage.file_info import FileInfo
-from streampack.storage.marks import MARKS
+from streampack.file_info import FileInfo
+from streampack.names.marks import MARKS
 
 #: Names in a folder: a file, or None for a folder.
 Entries = Mapping[str, "FileInfo | None"]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.remote.failures import TooSlowError, retry_after_s, without_secrets
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.failures import TooSlowError, retry_after_s, without_secrets
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import S3Server

@@ -37,6 +37,6 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int 
         except StreampackError:
             raise
         except Exception as error:
-            from streampack.storage.failures import wait_or_raise
+            from streampack.remote.failures import wait_or_raise
 
             wait_or_raise(error, attempt, began_s, doing=doing, url=url, retries=retries)

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 from streampack.errors import ConfigError, StorageError
-from streampack.storage.catalogs import Catalog
-from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.folders import Entries, Folders, join
-from streampack.storage.listing import folder_files, has_ending, pattern_files
-from streampack.storage.marks import marks_among
-from streampack.storage.matching import has_glob
-from streampack.storage.remote import info_from
-from streampack.storage.retries import with_retries
-from streampack.storage.threads import in_threads
+from streampack.file_info import FileInfo, shown, split_url
+from streampack.names.folders import Entries, Folders, join
+from streampack.names.listing import folder_files, has_ending, pattern_files
+from streampack.names.marks import marks_among
+from streampack.names.matching import has_glob
+from streampack.remote.catalogs import Catalog
+from streampack.remote.retries import with_retries
+from streampack.remote.versions import info_from
+from streampack.threads import in_threads
 
 MANY_NAMES = 256  # in one folder, from which on the folder is listed
 

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote_plus, urlencode
 
-from streampack.storage.clients import S3Client, WebClient, answered
-from streampack.storage.failures import failure_of
-from streampack.storage.file_info import split_url
-from streampack.storage.remote import Pace
-from streampack.storage.retries import with_retries
-from streampack.storage.threads import in_threads
-from streampack.storage.wire import RefusedError
+from streampack.file_info import split_url
+from streampack.remote.clients import S3Client, WebClient, answered
+from streampack.remote.failures import failure_of
+from streampack.remote.pace import Pace
+from streampack.remote.retries import with_retries
+from streampack.remote.wire import RefusedError
+from streampack.threads import in_threads
 
 #: Name and fields of a file, or None for a folder.
 Item = tuple[str, "dict[str, Any] | None"]

@@ -13,7 +13,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, notices, sources
 from streampack.metrics import fetched
-from streampack.storage import first_fetch
+from streampack.remote import first_fetch
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer
 

@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from streampack.storage.file_info import split_url
-from streampack.storage.remote import VERSION_FIELDS, Pace
-from streampack.storage.wire import Answer, RefusedError, Request, Wire, basic
+from streampack.file_info import split_url
+from streampack.remote.pace import Pace
+from streampack.remote.versions import VERSION_FIELDS
+from streampack.remote.wire import Answer, RefusedError, Request, Wire, basic
 
 _BUFFERS = {  # of fsspec's files, which are not used
     "block_size", "cache_options", "cache_type", "default_block_size", "default_cache_type",

@@ -7,11 +7,11 @@ import os
 import threading
 import time
 
+from streampack.file_info import shown
 from streampack.metrics import fetched
 from streampack.notices import is_first
 from streampack.per_process import PerProcess
-from streampack.storage.file_info import shown
-from streampack.storage.threads import start_daemon
+from streampack.threads import start_daemon
 
 logger = logging.getLogger(__name__)
 

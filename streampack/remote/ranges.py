@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from streampack.storage.clients import Client, asked
-from streampack.storage.file_info import FileInfo, replaced
-from streampack.storage.first_fetch import first_fetch
-from streampack.storage.remote import Pace, info_from, is_another_version, version_of
+from streampack.file_info import FileInfo, replaced
+from streampack.remote.clients import Client, asked
+from streampack.remote.first_fetch import first_fetch
+from streampack.remote.pace import Pace
+from streampack.remote.versions import info_from, is_of_store, require_version, version_of
 
 _PART_BYTES = 1 << 20
 
@@ -158,17 +159,6 @@ class OverFsspec:
 
     def _check(self, listed: FileInfo) -> None:
         require_version(listed, self._version_now(listed.path))
-
-
-def is_of_store(version: str) -> bool:
-    """Return True for a version that a store gave."""
-    return bool(version) and not version.startswith("start ")
-
-
-def require_version(listed: FileInfo, version: str) -> None:
-    """Raise `StateError` if a file has another version than it had when it was listed."""
-    if listed.version and is_another_version(version, listed.version):
-        raise replaced(listed.path, listed.version, version)
 
 
 def _exactly(listed: FileInfo, parts: Iterator[bytes]) -> Iterator[bytes]:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from streampack import sources
 from streampack.errors import ConfigError
-from streampack.storage.catalogs import S3Catalog, _Page
-from streampack.storage.file_info import FileInfo
+from streampack.file_info import FileInfo
+from streampack.remote.catalogs import S3Catalog, _Page
+from streampack.remote.wire import RefusedError, Request, Wire
 from streampack.storage.storage import Storage
-from streampack.storage.wire import RefusedError, Request, Wire
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import S3Server
 

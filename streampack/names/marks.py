@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from streampack.errors import ConfigError
-from streampack.storage.file_info import FileInfo, shown
+from streampack.file_info import FileInfo, shown
 
 #: Folder in a destination with the note of an unfinished conversion or order, a file of JSON.
 UNFINISHED = ".streampack"

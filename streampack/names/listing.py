@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from streampack.arguments import type_in_words
 from streampack.errors import ConfigError
-from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.folders import Folders, LocalFolders, join
-from streampack.storage.marks import refuse_marked
-from streampack.storage.matching import has_glob, matches
+from streampack.file_info import FileInfo, shown, split_url
+from streampack.names.folders import Folders, LocalFolders, join
+from streampack.names.marks import refuse_marked
+from streampack.names.matching import has_glob, matches
 
 if TYPE_CHECKING:
-    from streampack.storage.catalogs import Catalog
+    from streampack.remote.catalogs import Catalog
 
 _CHAINED = re.compile(r"::(\w+://|/|\.)")
 #: The first component of a URL, by protocol.

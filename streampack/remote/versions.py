@@ -1,20 +1,12 @@
-"""Requests for remote files: time limits and versions."""
+"""Versions of remote files, by the fields that each store gives."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from concurrent.futures import wait
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fsspec.asyn import sync
-
 from streampack.errors import StorageError
-from streampack.storage.failures import TooSlowError
-from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.threads import end_with_process, pulse
+from streampack.file_info import FileInfo, replaced, shown
 
 #: Fields that differ between versions of a file, by file system; the most reliable first.
 VERSION_FIELDS = (
@@ -31,7 +23,6 @@ VERSION_FIELDS = (
     "mtime",
     "created",
 )
-_LOOK_S = 0.2
 _AND_TIME = "; Last-Modified "
 
 
@@ -87,52 +78,12 @@ def is_another_version(version: str, other: str) -> bool:
     return same_field and tag != other_tag and (not time or time != other_time)
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Limits on the slowness of a server.
+def is_of_store(version: str) -> bool:
+    """Return True for a version that a store gave."""
+    return bool(version) and not version.startswith("start ")
 
-    Attributes:
-        timeout_s: seconds after which an attempt fails if nothing arrives, or less than
-            `min_bytes_per_s`.
-        min_bytes_per_s: minimum rate; 0 is no limit.
-    """
 
-    timeout_s: float
-    min_bytes_per_s: float
-
-    def too_slow(self, num_bytes: int | None, seconds: float) -> TooSlowError:
-        """Return the error for an answer with only `num_bytes` bytes after `seconds`."""
-        came = "the answer was not complete" if num_bytes is None else f"{num_bytes} bytes came"
-        return TooSlowError(
-            f"{came} after {seconds:.3g} s; min_bytes_per_s is {self.min_bytes_per_s:g}"
-        )
-
-    def call(self, filesystem: Any, method: str, *args: Any, num_bytes: int, **options: Any) -> Any:
-        """Call a method of a file system, and give up after the time allowed for `num_bytes`.
-
-        Without asyncio, the file system has limits of its own.
-        """
-        if not filesystem.async_impl:
-            return getattr(filesystem, method)(*args, **options)
-        rate = self.min_bytes_per_s
-        limit_s = self.timeout_s + num_bytes / rate if rate else None
-
-        async def limited() -> Any:
-            task = asyncio.ensure_future(getattr(filesystem, "_" + method)(*args, **options))
-            try:
-                done, _ = await asyncio.wait({task}, timeout=limit_s)
-                if not done:
-                    raise self.too_slow(None, limit_s or 0)
-                return task.result()
-            finally:
-                if not task.done():
-                    task.cancel()
-                    await asyncio.wait({task}, timeout=1)
-
-        if threading.current_thread() is threading.main_thread():
-            return sync(filesystem.loop, limited)
-        answer = asyncio.run_coroutine_threadsafe(limited(), filesystem.loop)
-        while not wait([answer], timeout=_LOOK_S).done:
-            pulse().beat()  # the request has a limit of its own
-            end_with_process()
-        return answer.result()
+def require_version(listed: FileInfo, version: str) -> None:
+    """Raise `StateError` if a file has another version than it had when it was listed."""
+    if listed.version and is_another_version(version, listed.version):
+        raise replaced(listed.path, listed.version, version)

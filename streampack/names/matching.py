@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from streampack.storage.file_info import FileInfo
-from streampack.storage.folders import Folders, join
+from streampack.file_info import FileInfo
+from streampack.names.folders import Folders, join
 
 
 def has_glob(path: str) -> bool:
