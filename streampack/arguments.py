@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
+
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,6 +104,15 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> None:
             "Pass one of these words.",
             setting=name,
         )
+
+
+def switch(name: str, value: Any) -> bool:
+    """Return a bool, numpy's included; raise `ConfigError` for others, as text counts as True."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ConfigError(
+        f"{name} must be a bool, got {value!r:.80}.", f"Pass {name}=True or False.", setting=name
+    )
 
 
 def _bounds(least: float | None, most: float | None) -> str:

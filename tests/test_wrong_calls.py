@@ -137,6 +137,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     **each(
         sources.Storage,
         cache_limit_bytes=["x", 0],
+        cache_blocks=["no", 0, None],
         retries=[1.5, -1],
         timeout_s=[None, 0],
         read_ahead_bytes=[0.5, -1],

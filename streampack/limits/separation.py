@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import switch
 from streampack.documents.blocks import Documents, Fields, offsets_of, part_of
 from streampack.errors import ConfigError, PlanError
 from streampack.packing.overflow import limit_lengths
@@ -69,12 +70,7 @@ class Separate(RowLimits):
                 'Pass for example Separate("adapter"), and declare the field.',
                 setting="field",
             )
-        if not isinstance(self.batches, bool):
-            raise ConfigError(
-                f"batches must be True or False, got {self.batches!r:.80}.",
-                "Pass True to give all rows of a batch one key.",
-                setting="batches",
-            )
+        switch("batches", self.batches)
 
     @property
     def fields(self) -> tuple[str, ...]:

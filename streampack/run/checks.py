@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
-
-from streampack.arguments import one_of, whole_number
+from streampack.arguments import one_of, switch, whole_number
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
@@ -31,12 +29,7 @@ def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: An
             remedy = f"Pass {name}={example}, or leave it out."
             raise ConfigError(f"{name} must be {example}, got {value!r:.80}.", remedy, setting=name)
     for name, value in switches.items():
-        if not isinstance(value, (bool, np.bool_)):  # any text would count as True
-            raise ConfigError(
-                f"{name} must be a bool, got {value!r:.80}.",
-                f"Pass {name}=True or False.",
-                setting=name,
-            )
+        switch(name, value)
 
 
 def checked_counts(

@@ -16,6 +16,7 @@ import os
 import struct
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from streampack.errors import StorageError
 from streampack.storage.locks import Lock, Patience
 from streampack.storage.mapping import mapped
 from streampack.storage.room import Room, mark_as_read
-from streampack.threads import pause, pulse
+from streampack.threads import end_with_process, pulse
 
 BLOCK_BYTES = 256 << 10
 #: Blocks between two borders that no request crosses.
@@ -242,7 +243,8 @@ class BlockCache:
                     return path
             if patience.is_over():
                 return None
-            pause(_PAUSE_S)
+            time.sleep(_PAUSE_S)  # without a beat: others may wait for this thread
+            end_with_process()
 
     def _let_go(self, path: Path) -> None:
         with self._guard:

@@ -259,9 +259,11 @@ def _stdlib_chunks(source: IO[bytes], new: Any, error_type: type[Exception]) -> 
             yield chunk
         pending = getattr(decoder, "unconsumed_tail", b"")
         if decoder.eof:
-            pending = decoder.unused_data or source.read(_FEED)
-            if not pending.strip(b"\0"):  # the end, or padding after it
-                return
+            pending = decoder.unused_data
+            while not (pending := pending.lstrip(b"\0")):  # padding, as of tapes
+                pending = source.read(_FEED)
+                if not pending:
+                    return
             decoder = new()
 
 

@@ -134,12 +134,14 @@ class Fetcher:
                 continue
             # A thread or process may be fetching other blocks with the same lock.
             with self.cache.fetching(file.key, first, last, wait_s=locks.PATIENCE_S) as stop:
+                if stop == first:  # who does not go on; the reader need not wait for it once more
+                    return asked
                 for run in _runs(self._missing(file, first, stop)):
                     asked = True
                     if self._stored(file, *run) is None:
                         self._whole(file).begin(first)
                         return asked
-            first = max(stop, first + 1)
+            first = stop
         return asked
 
     def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
@@ -169,13 +171,12 @@ class Fetcher:
     def _of_whole(self, file: RangedFile, number: int) -> memoryview:
         """Return a block of a file of a server without ranges, once it has come."""
         while True:
-            whole, failed = self._whole(file), self._growings().failed
             try:
-                return whole.block(number)
+                return self._whole(file).block(number)
             except NotMadeError as error:
-                cause = failed.pop(file.key, error)
-                if getattr(cause, "errno", None) != errno.EAGAIN:  # nobody goes on with it
-                    raise cause  # noqa: B904  # it has a cause of its own
+                self._growings().failed.pop(file.key, None)
+                if getattr(error.cause, "errno", None) != errno.EAGAIN:  # nobody goes on with it
+                    raise error.cause or error  # noqa: B904  # it has a cause of its own
             self._without_lock(file)
             self._growings().make(file.key, "", None, partial(self._get_whole, file.listed))
 

@@ -71,7 +71,11 @@ def derived_key(file: StoredFile, what: str) -> str:
 
 
 class NotMadeError(Exception):
-    """Raised if this process cannot make the content."""
+    """Raised if this process cannot make the content; `cause` is the reason."""
+
+    def __init__(self, cause: Exception | None = None) -> None:
+        super().__init__(cause)
+        self.cause = cause
 
 
 class _StoppedError(BaseException):
@@ -264,11 +268,11 @@ class GrowingFile(StoredFile):
         return data
 
     def _not_made(self, error: NotMadeError) -> Exception:
-        cause = self._growings.failed.pop(self._key, error)
-        if isinstance(cause, StreampackError):
-            return cause
+        self._growings.failed.pop(self._key, None)
+        if isinstance(error.cause, StreampackError):
+            return error.cause
         return StorageError(
-            f"The content of {self._name} cannot be kept in the cache ({cause}).",
+            f"The content of {self._name} cannot be kept in the cache ({error.cause}).",
             "Raise cache_limit_bytes, or let cache_dir name a folder on a larger disk.",
             path=self._name,
         )
@@ -285,7 +289,7 @@ class GrowingFile(StoredFile):
             return view
         pause_s, most_s = _PAUSES_S
         patience = Patience(cache.lock_path(key), PATIENCE_S)
-        while key not in self._growings.failed:
+        while (cause := self._growings.failed.get(key)) is None:
             view = cache.get(key, number)
             if view is None and self._end < 0:
                 end = cache.get(key, _SIZE)
@@ -300,7 +304,7 @@ class GrowingFile(StoredFile):
                 if patience.is_over():
                     stopped = OSError(errno.EAGAIN, "the process that makes it does not go on")
                     self._growings.refuse(key, self._name, stopped)
-        raise NotMadeError
+        raise NotMadeError(cause)
 
     def begin(self, number: int) -> bool:
         """Begin to make the content if this block is missing.

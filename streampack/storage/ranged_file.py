@@ -48,11 +48,13 @@ class RangedFile(StoredFile):
 
     def array(self, start: int, stop: int) -> NDArray[np.uint8]:
         stop = min(stop, self.num_bytes)
+        if start >= stop:
+            return np.zeros(0, dtype=np.uint8)
         first, end = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         if end - first == 1:
             view = self.block(first, end)
             return np.frombuffer(view, dtype=np.uint8)[start % BLOCK_BYTES :][: stop - start]
-        data = np.empty(max(stop - start, 0), dtype=np.uint8)
+        data = np.empty(stop - start, dtype=np.uint8)
         for number in range(first, end):
             at = number * BLOCK_BYTES
             view = self.block(number, end)

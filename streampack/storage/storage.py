@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from streampack.arguments import explained, real_number, whole_number
+from streampack.arguments import explained, real_number, switch, whole_number
 from streampack.errors import ConfigError
 from streampack.file_info import FileInfo, Range, shown, split_url
 from streampack.names.listing import (
@@ -83,7 +83,7 @@ class Storage:
     ) -> None:
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
         self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes)
-        self.cache_blocks = cache_blocks
+        self.cache_blocks = switch("cache_blocks", cache_blocks)
         self.retries = None if retries is None else whole_number("retries", retries, least=0)
         self.timeout_s = real_number("timeout_s", timeout_s, least=0.001)
         self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, least=0)

@@ -21,6 +21,7 @@ from streampack.storage import blocks, fetching, locks
 from streampack.storage.storage import Storage
 from streampack.threads import in_threads
 from tests.support.raw_server import Connection, raw_server
+from tests.support.read_ahead import settle
 from tests.support.servers import HTTPServer
 
 DATA = os.urandom(600_000)
@@ -144,6 +145,33 @@ def test_a_block_that_a_stopped_process_has_locked_is_fetched_with_a_line(
             assert file.read(0, len(DATA)) == DATA
         lines = [record for record in caplog.records if record.name == fetching.logger.name]
         assert len(lines) == 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_reader_is_not_behind_threads_that_wait_for_a_stopped_process(
+    http: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (http.folder / "a.bin").write_bytes(DATA)
+    over: list[str] = []
+
+    class Patience(locks.Patience):
+        def is_over(self) -> bool:
+            if is_over := super().is_over():
+                over.append(threading.current_thread().name)
+            return is_over
+
+    process = started(LOCKED, f"{http.url}/a.bin", tmp_path / "cache")
+    try:
+        process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(blocks, "Patience", Patience)
+        with Storage(cache_dir=tmp_path / "cache").open(f"{http.url}/a.bin") as file:
+            file.plan([(0, len(DATA))])
+            settle()
+            assert len(over) <= 2  # the first block, and those after it
+            assert file.read(0, len(DATA)) == DATA
     finally:
         process.kill()
         process.communicate()

@@ -54,3 +54,10 @@ def test_a_stream_starts_at_its_beginning_and_reads_on_to_the_end(
     with file.stream(begin=begin) as stream:
         assert stream.seek(-begin, io.SEEK_CUR) == 0
         assert stream.read(3) == DATA[:3]
+
+
+def test_a_range_without_bytes_is_empty_wherever_it_lies(
+    file: StoredFile,
+) -> None:
+    empty = [(9, 2), (9, 9), (BLOCK_BYTES + 9, 2), (len(DATA), len(DATA) + 9), (1 << 40, 1 << 41)]
+    assert [file.read(*bounds) for bounds in empty] == [b""] * len(empty)

@@ -26,11 +26,18 @@ SKIPPABLE = b"\x5a\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"  # a frame 
     [
         (gzip.compress(CONTENT[:70_000]) + gzip.compress(CONTENT[70_000:]), "gz"),
         (bz2.compress(CONTENT[:70_000]) + bz2.compress(CONTENT[70_000:]), "bz2"),
+        (gzip.compress(CONTENT[:70_000]) + bytes(9) + gzip.compress(CONTENT[70_000:]), "gz"),
+        (gzip.compress(CONTENT[:70_000]) + bytes(99_999) + gzip.compress(CONTENT[70_000:]), "gz"),
+        (bz2.compress(CONTENT[:70_000]) + bytes(99_999) + bz2.compress(CONTENT[70_000:]), "bz2"),
+        (gzip.compress(CONTENT) + bytes(99_999), "gz"),
         (ZSTD, "zstd"),
         (SKIPPABLE + ZSTD, "zstd"),
         (SKIPPABLE + ZSTD + SKIPPABLE, "zstd"),
     ],
-    ids=["gz", "bz2", "zstd", "skippable frame first", "skippable frames around"],
+    ids=[
+        *("gz", "bz2", "gz, few zeros inside", "gz, zeros inside", "bz2, zeros inside"),
+        *("gz, zeros behind", "zstd", "skippable frame first", "skippable frames around"),
+    ],
 )
 def test_a_compressed_file_is_known_by_its_first_bytes(
     data: bytes, codec: str, tmp_path: Path

@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -272,6 +273,48 @@ def test_a_file_that_is_replaced_meanwhile_leaves_no_block(
     http.gate = None
     write(DATA, age_s=0)
     read(Storage(cache_dir=storage.cache_dir), url)
+
+
+class MetOnce(dict[str, Exception]):
+    """Errors that two readers find before either takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        error = super().get(key, default)
+        if error is not None and threading.current_thread().name == "reader":
+            with suppress(threading.BrokenBarrierError):
+                self._both.wait(1)
+        return error
+
+
+def test_each_thread_that_waits_for_a_file_gets_the_error_of_its_download(
+    http: HTTPServer, tmp_path: Path, url: str
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "c", retries=0, read_ahead_bytes=0)
+    storage._growings().failed = MetOnce()
+    (listed,), errors = storage.list(url), list[Exception]()
+
+    def replace(_: str) -> None:
+        if http.requests[-1].range is None:  # the whole file is on its way
+            os.utime(http.folder / "a.bin", (0, 0))
+
+    def read() -> None:
+        with storage.open(listed) as file:
+            try:
+                file.read(SIZE - 1, SIZE)
+            except Exception as error:
+                errors.append(error)
+
+    http.gate = replace
+    readers = [threading.Thread(target=read, name="reader") for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(WAIT_S)
+    assert [type(error) for error in errors] == [StateError] * 2
 
 
 def test_a_file_that_the_cache_cannot_hold_is_named(
