@@ -110,22 +110,24 @@ class WebCatalog:
         self._client: Any = client
 
     def info(self, url: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
         with suppress(RefusedError):
             fields = self._fields(url, "HEAD", {})
-            if fields["size"] is not None:
+        if fields.get("size"):
+            return fields
+        # Some servers and all signed URLs refuse HEAD, and the body of a refusal has the reason;
+        # some count no byte for it.
+        try:
+            return self._fields(url, "GET", {"Range": "bytes=0-0"})
+        except RefusedError as error:
+            if error.status == 416 and fields.get("size") == 0:
                 return fields
-        # Some servers and all signed URLs refuse HEAD, and the body of a refusal has the reason.
-        return self._fields(url, "GET", {"Range": "bytes=0-0"})
+            raise
 
     def _fields(self, url: str, method: str, headers: dict[str, str]) -> dict[str, Any]:
         client = self._client
         with answered(client, url, lambda: client.request(url, headers, "", method)) as answer:
-            named = answer.headers
-            size = named.get("Content-Length" if answer.status == 200 else "Content-Range", "")
-            size = size.rpartition("/")[2]
-            is_plain = named.get("Content-Encoding", "identity") == "identity"
-            known = int(size) if size.isdecimal() and is_plain else None
-            return {"size": known, **client.version(answer)}
+            return {"size": client.size(answer), **client.version(answer)}
 
     def inside(self, folder: str, *, deep: bool) -> Items:
         yield from ()

@@ -43,6 +43,9 @@ class Client(Protocol):
     def version(self, answer: Answer) -> dict[str, Any]:
         """Return the fields of a version, named as in the store's listings."""
 
+    def size(self, answer: Answer) -> int | None:
+        """Return the size of a whole file by an answer about it; None if it is unknown."""
+
 
 class _Client:
     def __init__(self, wire: Wire) -> None:
@@ -53,6 +56,11 @@ class _Client:
 
     def version(self, answer: Answer) -> dict[str, Any]:
         return {name: answer.headers.get(name) for name in VERSION_FIELDS}
+
+    def size(self, answer: Answer) -> int | None:
+        name = "Content-Range" if answer.status == 206 else "Content-Length"
+        size: str = (answer.headers.get(name) or "").rpartition("/")[2]
+        return int(size) if size.isdecimal() else None
 
 
 def asked(
@@ -98,6 +106,11 @@ class WebClient(_Client):
             headers = {"Authorization": basic(name, password), **headers}
         plain = urlunsplit(parts._replace(netloc=netloc, fragment=""))
         return Request(plain, {**self._headers, **headers}, method)
+
+    def size(self, answer: Answer) -> int | None:
+        # A file that is compressed in transfer has another size.
+        is_plain = answer.headers.get("Content-Encoding", "identity") == "identity"
+        return super().size(answer) if is_plain else None
 
 
 def _web(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> Client | None:

@@ -13,6 +13,7 @@ from streampack.remote.clients import Client, asked
 from streampack.remote.first_fetch import first_fetch
 from streampack.remote.pace import Pace
 from streampack.remote.versions import info_from, is_of_store, require_version, version_of
+from streampack.remote.wire import Answer
 
 _PART_BYTES = 1 << 20
 
@@ -54,41 +55,37 @@ class OverHttp:
         self._client, self._version_now = client, version_now
 
     def range(self, listed: FileInfo, start: int, stop: int) -> memoryview | None:
-        url, size, expected = listed.path, listed.num_bytes, stop - start
+        url, size = listed.path, listed.num_bytes
         asked_for = {"Range": f"bytes={start}-{stop - 1}"}
         with asked(self._client, url, asked_for, listed.version) as answer:
             if answer.status == 206:
-                self._check_range(answer.headers, listed, start, stop)
+                total = _require_range(answer, start, stop, listed)
+                coding = answer.headers.get("Content-Encoding", "identity")
+                if not total.isdecimal() and coding != "identity":
+                    raise OSError(f"the range is one of an encoding in transfer, {coding}")
             elif answer.length not in (None, size):  # the page of a portal, or of an error
                 raise OSError(f"{answer.length} bytes came for a range")
             elif (start, stop) != (0, size):
                 return None
-            version = version_of(self._client.version(answer))
-            if version:  # before the bytes of a file that is not the listed one
-                require_version(listed, version)
-            data = np.empty(expected, np.uint8).data
-            came = answer.fill(data)
-            if came != expected:
-                raise OSError(f"{came} bytes came instead of {expected}")
+            # Before the bytes of a file that is not the listed one.
+            is_compared = require_version(listed, version_of(self._client.version(answer)))
+            data = _filled(answer, stop - start)
             if not answer.ends():
-                raise OSError(f"more than {expected} bytes came")
-        if not version:
+                raise OSError(f"more than {stop - start} bytes came")
+        if not is_compared:
             self._check_now(listed)
         return data
 
     def start(self, url: str, most: int | None) -> Start:
         asked_for = {} if most is None else {"Range": f"bytes=0-{most - 1}"}
         with asked(self._client, url, asked_for) as answer:
-            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-            known = answer.length if answer.status == 200 else None
-            size = int(total) if total.isdecimal() else known
-            size = info_from(url, {"size": size}).num_bytes
-            data = np.empty(size if most is None else min(most, size), np.uint8).data
-            came = answer.fill(data)
-            if came != len(data):
-                raise OSError(f"{came} bytes came instead of {len(data)}")
+            size = info_from(url, {"size": self._client.size(answer)}).num_bytes
+            stop = size if most is None else min(most, size)
+            if answer.status == 206:
+                _require_range(answer, 0, stop)
+            data = _filled(answer, stop)
             if answer.status == 206 and not answer.ends():
-                raise OSError(f"more than {came} bytes came")
+                raise OSError(f"more than {stop} bytes came")
             return Start(data.tobytes(), version_of(self._client.version(answer)), size)
 
     def parts(self, listed: FileInfo) -> Generator[bytes, None, None]:
@@ -97,22 +94,28 @@ class OverHttp:
             yield from _exactly(listed, answer.parts())
         self._check_now(listed)  # the file may have been written over while it came
 
-    def _check_range(self, headers: Any, listed: FileInfo, start: int, stop: int) -> None:
-        declared: str = headers.get("Content-Range") or ""
-        sent, _, total = declared.lower().partition("/")
-        if total.isdecimal() and int(total) != listed.num_bytes:
-            raise replaced(listed.path, f"{listed.num_bytes} bytes", f"{total} bytes")
-        if sent != f"bytes {start}-{stop - 1}":
-            raise OSError(
-                f"bytes {start}-{stop - 1} were asked for and {declared or 'others'} came"
-            )
-        coding = headers.get("Content-Encoding", "identity")
-        if not total.isdecimal() and coding != "identity":
-            raise OSError(f"the range is one of an encoding in transfer, {coding}")
-
     def _check_now(self, listed: FileInfo) -> None:
         if is_of_store(listed.version):
             require_version(listed, self._version_now(listed.path))
+
+
+def _require_range(answer: Answer, start: int, stop: int, listed: FileInfo | None = None) -> str:
+    """Raise an error for a range of other bytes, or of another size; return the declared size."""
+    declared: str = answer.headers.get("Content-Range") or ""
+    sent, _, total = declared.lower().partition("/")
+    if listed and total.isdecimal() and int(total) != listed.num_bytes:
+        raise replaced(listed.path, f"{listed.num_bytes} bytes", f"{total} bytes")
+    if sent != f"bytes {start}-{stop - 1}":
+        raise OSError(f"bytes {start}-{stop - 1} were asked for and {declared or 'others'} came")
+    return total
+
+
+def _filled(answer: Answer, num_bytes: int) -> memoryview:
+    data = np.empty(num_bytes, np.uint8).data
+    came = answer.fill(data)
+    if came != num_bytes:
+        raise OSError(f"{came} bytes came instead of {num_bytes}")
+    return data
 
 
 class OverFsspec:

@@ -64,18 +64,21 @@ def version_of(info: dict[str, Any]) -> str:
     return ""
 
 
-def is_another_version(version: str, other: str) -> bool:
-    """Return True if two versions differ; a listing and a look-up may have different fields.
+def is_another_version(version: str, other: str) -> bool | None:
+    """Return True if two versions differ, and None if they have no field in common.
 
     One equal field makes versions equal: behind some proxies a file has another ETag in every
     answer, or another time on every server.
     """
-    (tag, _, time), (other_tag, _, other_time) = (
-        version.partition(_AND_TIME),
-        other.partition(_AND_TIME),
-    )
-    same_field = tag.partition(" ")[0] == other_tag.partition(" ")[0]
-    return same_field and tag != other_tag and (not time or time != other_time)
+    fields, others = _fields(version), _fields(other)
+    common = fields.keys() & others.keys()
+    return all(fields[name] != others[name] for name in common) if common else None
+
+
+def _fields(version: str) -> dict[str, str]:
+    first, _, time = version.partition(_AND_TIME)
+    name, _, value = first.partition(" ")
+    return {name: value, "Last-Modified": time} if time else {name: value}
 
 
 def is_of_store(version: str) -> bool:
@@ -83,7 +86,12 @@ def is_of_store(version: str) -> bool:
     return bool(version) and not version.startswith("start ")
 
 
-def require_version(listed: FileInfo, version: str) -> None:
-    """Raise `StateError` if a file has another version than it had when it was listed."""
-    if listed.version and is_another_version(version, listed.version):
+def require_version(listed: FileInfo, version: str) -> bool:
+    """Raise `StateError` if a file has another version than it had when it was listed.
+
+    Return False if the two have no field in common.
+    """
+    is_another = is_another_version(version, listed.version)
+    if is_another:
         raise replaced(listed.path, listed.version, version)
+    return is_another is not None

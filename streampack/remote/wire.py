@@ -43,6 +43,8 @@ _PART_BYTES = 1 << 20
 _WORDS_BYTES = 4096  # read of the body of a refusal
 _DRAINED_BYTES = 65536  # read of an unused answer, to keep its connection
 _KEPT_IN_URL = "%/:=&?~+!$,;'@()*[]"
+_SECRET = ("authorization", "cookie", "proxy-authorization", "x-amz-security-token")
+_SIGNED_ANEW = "x-amz-bucket-region"  # in redirections of S3; a signature is for one host
 
 Origin = tuple[str, str, int]
 
@@ -64,12 +66,14 @@ class Request(NamedTuple):
 
     def moved(self, location: str) -> Request:
         """Return the request that follows a redirection; other servers get no credentials."""
-        following = self._replace(url=urljoin(self.url, location))
+        as_sent = quote(location.encode("latin-1"), safe=_KEPT_IN_URL + "#")
+        following = self._replace(url=urljoin(self.url, as_sent))
         if urlsplit(following.url).scheme not in _PORTS:
-            raise RefusedError(0, f"a redirection to {location.partition(':')[0]}:")
-        if following.origin != self.origin:
-            secret = ("authorization", "cookie", "proxy-authorization")
-            headers = {name: v for name, v in self.headers.items() if name.lower() not in secret}
+            raise ValueError(f"a redirection leads to {location.partition(':')[0]}:")
+        host = self.origin[1]
+        encrypted = (self.origin, following.origin) == (("http", host, 80), ("https", host, 443))
+        if following.origin != self.origin and not encrypted:
+            headers = {name: v for name, v in self.headers.items() if name.lower() not in _SECRET}
             following = following._replace(headers=headers)
         return following
 
@@ -104,8 +108,8 @@ class RefusedError(OSError):
     def __init__(
         self, status: int, words: str, headers: dict[str, str] | None = None, code: str = ""
     ) -> None:
-        super().__init__(f"{status} {words}" if status else words)
-        self.status, self.headers, self.store_code = status or None, headers or {}, code
+        super().__init__(f"{status} {words}")
+        self.status, self.headers, self.store_code = status, headers or {}, code
 
 
 class TooManyRedirectsError(OSError):
@@ -247,15 +251,16 @@ class Wire:
         for _ in range(_MOST_REDIRECTS):
             line, response = self._answer(request)
             try:
-                location = response.headers.get("Location")
-                if response.status not in _REDIRECTS or location is None:
+                headers = response.headers
+                location = headers.get("Location") if response.status in _REDIRECTS else None
+                if location is None or _SIGNED_ANEW in headers:
                     yield Answer(response, earlier)
                     return
-                if not response.isclosed() and (response.length or _DRAINED_BYTES) < _DRAINED_BYTES:
+                if (response.length or _DRAINED_BYTES) < _DRAINED_BYTES:
                     response.read()
             finally:  # also after an error: a body that was not read to its end is left with it
                 self._leave(request.origin, line, response)
-            earlier.append(response.headers)
+            earlier.append(headers)
             request = request.moved(location)
         raise TooManyRedirectsError(f"{_MOST_REDIRECTS} redirections follow one another")
 
@@ -290,6 +295,8 @@ class Wire:
             line.close()
 
     def _leave(self, origin: Origin, line: _Line, response: http.client.HTTPResponse) -> None:
+        if response.length == 0:
+            response.read()  # which closes an answer without a body, or read by `read1`
         if response.isclosed() and not response.will_close:
             line.idle_since = time.monotonic()
             self._idle.setdefault(origin, deque()).append(line)
