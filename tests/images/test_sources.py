@@ -53,7 +53,7 @@ def tar(folder: Path, given: list[dict[str, Any]], *, as_json: bool = False) -> 
             if as_json:
                 add(f"{i:04}.json", json.dumps({"caption": text}).encode())
             else:
-                add(f"{i:04}.txt", text.encode())
+                add(f"{i:04}.txt", text.encode(errors="surrogateescape"))
     return Images(
         folder / "a.tar", text="json:caption" if as_json else "txt", images=["0.png", "1.png"]
     )
@@ -91,6 +91,14 @@ def test_documents_equal_the_processors_from_every_source(kind: str, tmp_path: P
             {"text": f"{i}:{PLACE}z", "images": [png(drawn(i, 20 + i, 30))]} for i in range(20)
         ]
     assert_as_processor(documents_of(dataset(SOURCES[kind](tmp_path, given))), given)
+
+
+def test_a_caption_that_is_not_utf8_is_a_broken_document(tmp_path: Path) -> None:
+    given = [{"text": text, "images": [png(drawn(0, 8, 8))]} for text in ("a", "\udcff", "b")]
+    (lane,) = tar(tmp_path, given).lanes(1, seed=0, epoch=0, shuffle=False)
+    skips = ErrorPolicy("skip")
+    ((block, _),) = lane.read(None, skips)
+    assert (block.texts, skips.counts.skipped) == (["a", "b"], 1)
 
 
 def test_fields_of_documents_come_with_images_of_mds(tmp_path: Path) -> None:

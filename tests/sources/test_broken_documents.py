@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ContentError
 from tests.support.corpora import byte_tokenizer, npy_bytes, write_samples
 from tests.support.flat_files import write_megatron
@@ -55,6 +56,15 @@ def npy_members(folder: Path, rows: Rows, **named: Any) -> Any:
 def text_members(folder: Path, rows: Rows, **named: Any) -> Any:
     members = [{"txt": row["text"] if row["text"] != "ok" else b"ok"} for row in rows]
     return sources.WebDataset(tar(folder, members), text="txt")
+
+
+def text_and_field_members(folder: Path, rows: Rows, **named: Any) -> Any:
+    members = [
+        {"txt": b"ok" if row["text"] == "ok" else row["text"], "score.npy": npy_bytes(3)}
+        for row in rows
+    ]
+    source = sources.WebDataset(tar(folder, members), text="txt")
+    return source._with_fields(FieldSpec(document={"score": np.dtype("int64")}))
 
 
 def mds(folder: Path, rows: Rows, **named: Any) -> Any:
@@ -109,7 +119,10 @@ TABLES: dict[str, Callable[..., Any]] = {
     "a table": lambda folder, rows, **named: sources.Table(table_of(rows), **named),
 }
 FLAT: dict[str, Callable[..., Any]] = {"Megatron": megatron}
-TEXTS: dict[str, Callable[..., Any]] = {"a tar of txt": text_members}
+TEXTS: dict[str, Callable[..., Any]] = {
+    "a tar of txt": text_members,
+    "a tar of txt and npy": text_and_field_members,
+}
 FORMATS = {**JSON_FORMS, **ARRAYS, **TABLES, **FLAT, **TEXTS}
 
 IDS, MASKED, TEXT = {"ids": [1, 2]}, {"ids": [1, 2], "mask": [0, 1]}, {"text": "ok"}
