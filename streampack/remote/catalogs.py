@@ -147,6 +147,8 @@ class S3Catalog(WebCatalog):
         retries: attempts of each page of a listing after the first.
     """
 
+    _begins_at_names = True  # as far as it is known
+
     def __init__(self, client: S3Client, retries: int | None) -> None:
         super().__init__(client)
         self._retries = retries
@@ -168,23 +170,26 @@ class S3Catalog(WebCatalog):
         """
         page, most_ahead = self._surely(folder, asked_for), _PAGES_AHEAD
         yield page
-        while page.token:
-            guessed = _numbered_on(page.names[0], page.names[-1], most_ahead) if page.names else []
+        while token := page.token:
+            guessed: list[str] = []
+            if page.names and self._begins_at_names:
+                guessed = _numbered_on(page.names[0], page.names[-1], most_ahead)
+            by_token = {**asked_for, "continuation-token": token}
             following: list[Callable[[], _Page | None]] = [
-                partial(self._surely, folder, {**asked_for, "continuation-token": page.token})
+                partial(self._surely, folder, by_token),
+                *(partial(self._guessed, folder, asked_for, name) for name in guessed),
             ]
-            for name in guessed:
-                more = {"start-after": _root(folder) + name}
-                following.append(partial(self._guessed, folder, {**asked_for, **more}))
             pages = in_threads(lambda call: call(), following)
             assert pages[0] is not None
             page = pages[0]
             yield page
+            if page.token == token:
+                raise ValueError("a page of the listing names itself as the next one")
             for name, after in zip(guessed, pages[1:], strict=True):
                 if not page.token:
                     return
-                if after is None or page.names[-1:] < [name] or [] < after.names[:1] <= [name]:
-                    most_ahead //= 2  # more names than guessed, or the store begins elsewhere
+                if after is None or page.names[-1:] < [name]:
+                    most_ahead //= 2  # more names than guessed, or a failure
                     break
                 page = after
                 yield page
@@ -193,12 +198,18 @@ class S3Catalog(WebCatalog):
         ask = partial(self._page, folder, asked_for)
         return with_retries(ask, doing="Listing", url=folder, retries=self._retries)
 
-    def _guessed(self, folder: str, asked_for: dict[str, str]) -> _Page | None:
-        """Return a page; None if the store fails, or refuses to begin at a name."""
+    def _guessed(self, folder: str, asked_for: dict[str, str], name: str) -> _Page | None:
+        """Return the page after a name; None if the store fails, or begins at no name."""
         try:
-            return self._page(folder, asked_for)
-        except Exception:  # the page is asked for by its token
+            page = self._page(folder, {**asked_for, "start-after": _root(folder) + name})
+        except Exception as error:  # the page is asked for by its token
+            if failure_of(error) != "transient":
+                self._begins_at_names = False
             return None
+        if page.names and page.names[0] <= name:
+            self._begins_at_names = False
+            return None
+        return page
 
     def is_folder(self, url: str) -> bool:
         return bool(self._page(url, {"max-keys": "1"}).names)
@@ -217,6 +228,8 @@ class S3Catalog(WebCatalog):
             page = ElementTree.fromstring(text)
         except ElementTree.ParseError as error:
             raise OSError(f"the answer to a listing is no XML: {error}") from error
+        if "ListBucket" not in page.tag:  # the page of a portal, or of an error
+            raise OSError(f"the answer to a listing is of the kind {page.tag:.80}")
         is_quoted = _text(page, "EncodingType") == "url"
 
         def named(entry: Any, kind: str) -> str:
@@ -234,6 +247,8 @@ class S3Catalog(WebCatalog):
         items += [(name.rstrip("/"), None) for name in folders]
         is_cut = _text(page, "IsTruncated") == "true"
         token = _text(page, "NextContinuationToken") if is_cut else ""
+        if is_cut and not token:
+            raise ValueError("a page of the listing is cut and names no next one (list-type=2)")
         return _Page(items, sorted([*names, *folders]), token)
 
     def canonical(self, url: str) -> str:

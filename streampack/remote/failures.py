@@ -43,7 +43,11 @@ WORDS: dict[StoreFailure, tuple[str, str]] = {
 }
 _STATUSES: dict[int, StoreFailure] = {
     401: "denied", 403: "denied", 404: "missing", 410: "missing",
-    408: "transient", 425: "transient", 429: "transient",
+    408: "transient", 425: "transient", 429: "transient", 501: "other",
+}  # fmt: skip
+#: By S3's code, which has status 400.
+_CODES: dict[str, StoreFailure] = {
+    "RequestTimeout": "transient", "ExpiredToken": "denied", "InvalidToken": "denied",
 }  # fmt: skip
 _LASTING_ERRNOS = {
     errno.ENOSPC,
@@ -86,9 +90,9 @@ def failure_of(error: BaseException) -> StoreFailure:
         return "transient"
     status = next((s for s in map(_status, chain) if s), None)
     if status is not None:
-        timed_out = any(getattr(link, "store_code", "") == "RequestTimeout" for link in chain)
-        # S3 gives that status 400.
-        return _STATUSES.get(status, "transient" if timed_out or status >= 500 else "other")
+        codes = (_CODES.get(getattr(link, "store_code", "")) for link in chain)
+        by_code: StoreFailure | None = next(filter(None, codes), None)
+        return by_code or _STATUSES.get(status, "transient" if status >= 500 else "other")
     if isinstance(error, NotADirectoryError):
         return "missing"
     if any(_NO_CREDENTIALS.search(str(type(link))) for link in chain):

@@ -314,7 +314,7 @@ def test_a_file_counts_as_replaced_if_etag_and_time_differ(
 @pytest.mark.parametrize(
     ("status", "code", "expected"),
     [
-        ("400 Bad Request", "ExpiredToken", "other"),
+        ("400 Bad Request", "ExpiredToken", "denied"),
         ("403 Forbidden", "InvalidAccessKeyId", "denied"),
     ],
 )
