@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from streampack.errors import StateError
 
@@ -61,10 +60,11 @@ def split_url(path: str) -> tuple[str | None, str]:
 
 
 def shown(url: str) -> str:
-    """Return the URL for messages, without query and password, which may be secret."""
-    protocol, _ = split_url(url)
-    if protocol not in ("http", "https"):
+    """Return the URL for messages, without password and, over HTTP, query, which may be secret."""
+    protocol, after = split_url(url)
+    if is_web := protocol in ("http", "https"):
+        after = after.partition("?")[0].partition("#")[0]
+    user = after.partition("/")[0].rpartition("@")[0]
+    if protocol is None or not (is_web or ":" in user):
         return url
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
+    return f"{protocol}://{after.removeprefix(user + '@')}"

@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from typing import Any
 
 from streampack.errors import StorageError
 from streampack.file_info import FileInfo
 from streampack.names.marks import MARKS
+from streampack.remote.retries import with_retries
 
 #: Names in a folder: a file, or None for a folder.
 Entries = Mapping[str, "FileInfo | None"]
@@ -19,11 +21,15 @@ Entries = Mapping[str, "FileInfo | None"]
 class Folders(ABC):
     """Folders of one file system.
 
+    Args:
+        retries: attempts of each call after the first.
+
     Attributes:
         marked: names of marks by folder, for listed folders and folders above them; see `marks`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, retries: int | None = None) -> None:
+        self._retries = retries
         self.marked: dict[str, str] = {}
         self._names: dict[str, Entries] = {}
         self._seen: set[str] = set()
@@ -31,10 +37,9 @@ class Folders(ABC):
 
     def names(self, folder: str) -> Entries:
         """Return the direct contents of a folder by name; empty if it does not exist."""
-        entries = self._names.get(folder)
-        if entries is None:
-            entries = self._names.setdefault(folder, self._list(folder))
-        return entries
+        if folder not in self._names:
+            self._names[folder] = self._list(folder)
+        return self._names[folder]
 
     def entries(self, folder: str) -> Entries:
         """Return the direct contents of a folder for a pattern, and record its marks."""
@@ -58,29 +63,37 @@ class Folders(ABC):
 
     def _look_above(self, folder: str) -> None:
         """Record a mark if a folder lies in a table, as its partition or its data folder."""
-        while True:
-            above, _, name = folder.rpartition("/")
-            if not above or above.endswith("/") or above in self._above:
-                return
-            self._above.add(above)
-            self._look_for(above, "_delta_log")
-            if "=" in name:
-                self._look_for(above, ".hoodie")
-            if name == "data":
-                self._look_for(above, "metadata")
-            name = above.rpartition("/")[2]
-            if name != "data" and "=" not in name:  # the folder is not a partition
-                return
-            folder = above
+        above, _, name = folder.rpartition("/")
+        if not above or above.endswith("/") or above in self._above:
+            return
+        self._above.add(above)
+        self._look_for(above, "_delta_log")
+        if "=" in name:
+            self._look_for(above, ".hoodie")
+        if name == "data":
+            self._look_for(above, "metadata")
+        name = above.rpartition("/")[2]
+        if name == "data" or "=" in name:  # a partition, or the folder of all of them
+            self._look_above(above)
 
     def _look_for(self, folder: str, mark: str) -> None:
         try:
             inside = join(folder, mark)
             names = self._list(inside) if self._is_folder(inside) else {}
-        except StorageError:  # the user did not name that folder, and may lack access
+        except StorageError as error:  # the user did not name that folder, and may lack access
+            if error.failure == "transient":
+                raise
             return
         if any(fnmatchcase(name, MARKS[mark]) for name in names):
             self.marked[folder] = mark
+
+    def _ask(self, url: str, call: Callable[[], Any], missing: Any, doing: str = "Listing") -> Any:
+        try:
+            return with_retries(call, doing=doing, url=url, retries=self._retries)
+        except StorageError as error:
+            if error.failure == "missing":
+                return missing
+            raise
 
     @abstractmethod
     def _is_folder(self, path: str) -> bool: ...
@@ -105,6 +118,20 @@ def _leads_nowhere(item: os.DirEntry[str]) -> bool:
     return item.is_symlink() and "." in item.name and not os.path.exists(item.path)
 
 
+def _contents(folder: str) -> Entries:
+    entries: dict[str, FileInfo | None] = {}
+    with os.scandir(folder) as items:
+        for item in items:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                leads_nowhere = _leads_nowhere(item)
+                if leads_nowhere or item.is_file():
+                    size = item.stat(follow_symlinks=not leads_nowhere).st_size
+                    entries[item.name] = FileInfo(item.path, size)
+                elif item.is_dir():
+                    entries[item.name] = None
+    return entries
+
+
 class LocalFolders(Folders):
     """Local folders, by absolute paths.
 
@@ -116,17 +143,7 @@ class LocalFolders(Folders):
         return os.path.isdir(path)
 
     def _list(self, folder: str) -> Entries:
-        entries: dict[str, FileInfo | None] = {}
-        with suppress(OSError), os.scandir(folder) as items:
-            for item in items:
-                with suppress(OSError):  # skips a dangling link
-                    path = join(folder, item.name)
-                    if item.is_file() or _leads_nowhere(item):
-                        entries[item.name] = FileInfo(
-                            path, item.stat(follow_symlinks=item.is_file()).st_size
-                        )
-                    elif item.is_dir():
-                        entries[item.name] = None
+        entries: Entries = self._ask(folder, lambda: _contents(folder), {})
         return entries
 
     def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:

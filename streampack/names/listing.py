@@ -128,39 +128,31 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
     Groups may be nested and there may be several; the last one varies fastest.
     """
-    opening = pattern.find("{")
-    while opening >= 0:
-        closing, commas = _group(pattern, opening)
-        inner = pattern[opening + 1 : closing]
-        numbers = _RANGE.match(inner) if closing >= 0 else None
-        if closing >= 0 and (commas or numbers):
-            edges = [opening, *commas, closing]
-            choices: Sequence[str] = [pattern[a + 1 : b] for a, b in pairwise(edges)]
-            if numbers:
-                choices = _numbers(*numbers.groups())
+    for brace in re.finditer("{", pattern):
+        edges = _edges(pattern, brace.start())
+        choices: Sequence[str] = [pattern[a + 1 : b] for a, b in pairwise(edges)]
+        numbers = _RANGE.match(choices[0]) if len(choices) == 1 else None
+        if numbers:
+            choices = _numbers(*numbers.groups())
+        if numbers or len(choices) > 1:
             for choice in choices:
                 for middle in expand_braces(choice):
-                    for end in expand_braces(pattern[closing + 1 :]):
-                        yield pattern[:opening] + middle + end
+                    for end in expand_braces(pattern[edges[-1] + 1 :]):
+                        yield pattern[: brace.start()] + middle + end
             return
-        opening = pattern.find("{", opening + 1)
     yield pattern
 
 
-def _group(pattern: str, opening: int) -> tuple[int, list[int]]:
-    """Return the closing index of the group that opens here (-1: none), and its own commas."""
-    depth = 0
-    commas: list[int] = []
+def _edges(pattern: str, opening: int) -> list[int]:
+    """Return the indices of a group's braces and own commas; an empty list if nothing closes it."""
+    depth, edges = 0, list[int]()
     for i in range(opening, len(pattern)):
-        if pattern[i] == "{":
-            depth += 1
-        elif pattern[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return i, commas
-        elif pattern[i] == "," and depth == 1:
-            commas.append(i)
-    return -1, []
+        depth += (pattern[i] == "{") - (pattern[i] == "}")
+        if depth == 0 or i == opening or (pattern[i] == "," and depth == 1):
+            edges.append(i)
+        if depth == 0:
+            return edges
+    return []
 
 
 def _numbers(first: str, last: str) -> list[str]:
@@ -190,7 +182,7 @@ def wanted(relative: str, endings: Sequence[str]) -> bool:
 
     Other tools use names with a leading dot or underscore for files beside the data.
     """
-    hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
+    hidden = any(part.startswith((".", "_", "lost+found")) for part in relative.split("/"))
     return not hidden and (not endings or has_ending(relative, endings))
 
 

@@ -24,7 +24,7 @@ def has_glob(path: str) -> bool:
 
 def is_hidden(name: str, *, is_folder: bool) -> bool:
     """Return True if no wildcard matches the name."""
-    return name.startswith((".", "_") if is_folder else ".")
+    return name.startswith((".", "_", "lost+found") if is_folder else ".")
 
 
 def matches(folders: Folders, folder: str, components: Sequence[str]) -> Iterator[FileInfo]:

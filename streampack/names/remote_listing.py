@@ -14,7 +14,6 @@ from streampack.names.listing import folder_files, has_ending, pattern_files
 from streampack.names.marks import marks_among
 from streampack.names.matching import has_glob
 from streampack.remote.catalogs import Catalog
-from streampack.remote.retries import with_retries
 from streampack.remote.versions import info_from
 from streampack.threads import in_threads
 
@@ -30,8 +29,8 @@ class RemoteFolders(Folders):
     """
 
     def __init__(self, catalog: Catalog, retries: int | None) -> None:
-        super().__init__()
-        self._catalog, self._retries = catalog, retries
+        super().__init__(retries)
+        self._catalog = catalog
 
     def below(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
         looks: list[Callable[[], Any]] = [
@@ -57,14 +56,6 @@ class RemoteFolders(Folders):
         for name, item in self._ask(folder, lambda: list(inside()), []):
             url = name if "://" in name else join(folder, name)
             yield name, None if item is None else info_from(url, item)
-
-    def _ask(self, url: str, call: Callable[[], Any], missing: Any, doing: str = "Listing") -> Any:
-        try:
-            return with_retries(call, doing=doing, url=url, retries=self._retries)
-        except StorageError as error:
-            if error.failure == "missing":
-                return missing
-            raise
 
     def files(self, names: Sequence[str], endings: Sequence[str]) -> list[list[FileInfo]]:
         """Return the files of each of these URLs without braces; an empty list for no file.

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import quote, unquote_plus, urlencode
+from urllib.parse import quote, unquote_plus, urldefrag, urlencode
 
 from streampack.file_info import split_url
 from streampack.remote.clients import S3Client, WebClient, answered
 from streampack.remote.failures import failure_of
 from streampack.remote.pace import Pace
 from streampack.remote.retries import with_retries
-from streampack.remote.wire import RefusedError
+from streampack.remote.wire import KEPT_IN_URL, RefusedError
 from streampack.threads import in_threads
 
 #: Name and fields of a file, or None for a folder.
@@ -136,7 +136,7 @@ class WebCatalog:
         return False
 
     def canonical(self, url: str) -> str:
-        return url
+        return quote(urldefrag(url).url, safe=KEPT_IN_URL)
 
 
 class S3Catalog(WebCatalog):

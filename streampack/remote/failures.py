@@ -29,7 +29,8 @@ WORDS: dict[StoreFailure, tuple[str, str]] = {
     "missing": ("there is no such file", "Check the path or URL."),
     "denied": (
         "access is denied",
-        'Check the credentials (docs/storage.md); public buckets of S3 need {"anon": True}.',
+        "Check the credentials (docs/storage.md), or the rights to a local folder; public "
+        'buckets of S3 need {"anon": True}.',
     ),
     "transient": (
         "the server or the network failed",
@@ -175,7 +176,7 @@ def _retry_after(error: BaseException) -> str:
 
 def without_secrets(text: str) -> str:
     """Remove queries and passwords from the URLs in a message."""
-    text = re.sub(r"(\b[a-z][a-z0-9+.-]*://)[^/\s'\"@?]*@", r"\1", text)
+    text = re.sub(r"(\b[a-z][a-z0-9+.-]*://)[^/\s'\"?]*@", r"\1", text)
     return re.sub(r"(\b[a-z][a-z0-9+.-]*://[^\s'\"?<>)]*)\?[^\s'\"<>)]*", r"\1", text)
 
 

@@ -42,7 +42,7 @@ _PORTS = {"http": 80, "https": 443}
 _PART_BYTES = 1 << 20
 _WORDS_BYTES = 4096  # read of the body of a refusal
 _DRAINED_BYTES = 65536  # read of an unused answer, to keep its connection
-_KEPT_IN_URL = "%/:=&?~+!$,;'@()*[]"
+KEPT_IN_URL = "%/:=&?~+!$,;'@()*[]"
 _SECRET = ("authorization", "cookie", "proxy-authorization", "x-amz-security-token")
 _SIGNED_ANEW = "x-amz-bucket-region"  # in redirections of S3; a signature is for one host
 
@@ -66,7 +66,7 @@ class Request(NamedTuple):
 
     def moved(self, location: str) -> Request:
         """Return the request that follows a redirection; other servers get no credentials."""
-        as_sent = quote(location.encode("latin-1"), safe=_KEPT_IN_URL + "#")
+        as_sent = quote(location.encode("latin-1"), safe=KEPT_IN_URL + "#")
         following = self._replace(url=urljoin(self.url, as_sent))
         if urlsplit(following.url).scheme not in _PORTS:
             raise ValueError(f"a redirection leads to {location.partition(':')[0]}:")
@@ -81,8 +81,8 @@ class Request(NamedTuple):
         """Return the bytes of the request."""
         scheme, host, port = self.origin
         parts = urlsplit(self.url)
-        target = quote(parts.path or "/", safe=_KEPT_IN_URL)
-        target += f"?{quote(parts.query, safe=_KEPT_IN_URL)}" if parts.query else ""
+        target = quote(parts.path or "/", safe=KEPT_IN_URL)
+        target += f"?{quote(parts.query, safe=KEPT_IN_URL)}" if parts.query else ""
         shown = f"[{host}]" if ":" in host else host
         shown += "" if port == _PORTS[scheme] else f":{port}"
         headers = {"Host": shown, "Accept-Encoding": "identity", "User-Agent": "streampack"}

@@ -20,7 +20,7 @@ from streampack.remote.catalogs import S3Catalog, _Page
 from streampack.remote.wire import RefusedError, Request, Wire
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
-from tests.support.servers import S3Server
+from tests.support.servers import HTTPServer, S3Server
 
 #: Writes files of these names, and lists patterns and folders among them, by their names.
 Corpus = Callable[..., "Names"]
@@ -101,11 +101,15 @@ def test_a_file_that_is_named_twice_is_refused(corpus: Corpus) -> None:
         assert names.refused(again, "a/1.txt") == "a/1.txt"
 
 
-def test_other_ways_to_write_a_url_name_the_same_file(s3: S3Server, storage: Storage) -> None:
+def test_other_ways_to_write_a_url_name_the_same_file(
+    s3: S3Server, http: HTTPServer, storage: Storage
+) -> None:
     s3.put("a.txt", b"x")
     memory = fsspec.filesystem("memory")
     memory.pipe("/c/a.txt", b"x")
+    (http.folder / "a b").write_bytes(b"x")
     for twice in (
+        [f"{http.url}/a b", f"{http.url}/a%20b"],
         ["s3://bucket/a.txt", "s3a://bucket/a.txt"],
         ["memory://c", "memory:///c/a.txt"],
     ):
@@ -157,6 +161,41 @@ def test_two_stars_and_folders_follow_each_link_to_a_folder_once(tmp_path: Path)
         assert [info.path for info in Storage().list(str(pattern))] == expected
     os.unlink(corpus / "a" / "1.txt")
     assert [info.path for info in Storage().list(str(corpus))] == expected[1:]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, storage: Storage) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "lost+found").mkdir()  # of the file system, for nobody to read
+    (tmp_path / "lost+found" / "a.txt").write_text("x")
+    assert [info.path for info in storage.list(tmp_path)] == [str(tmp_path / "a.txt")]
+    assert len(storage.list(str(tmp_path / "**"))) == 1
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(17):  # a path of more than 4,096 bytes
+        os.mkdir("d" * 250, dir_fd=folder)
+        inside = os.open("d" * 250, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inside
+    os.close(os.open("b.txt", os.O_CREAT, dir_fd=folder))
+    os.close(folder)
+    for pattern in ("", "**/*.txt"):
+        with pytest.raises(StorageError) as caught:
+            storage.list(str(tmp_path / pattern))
+        assert caught.value.failure == "other"
+        assert "ddd" in str(caught.value.path)
+
+
+def test_a_folder_that_may_be_a_table_is_not_taken_for_another(storage: Storage) -> None:
+    def respond(connection: Connection) -> None:
+        if "_delta_log" in connection.path:
+            connection.answer("503 Slow Down")
+        else:
+            connection.answer("200 OK", "", PAGES[1].encode())
+
+    with raw_server(respond) as server:
+        options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
+        with pytest.raises(StorageError) as caught:
+            Storage(retries=0, storage_options=options).list("s3://bucket/p/q")
+        assert caught.value.failure == "transient"
 
 
 TABLES = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.file_info import shown
 from streampack.remote.failures import TooSlowError, retry_after_s, without_secrets
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.storage import Storage
@@ -228,6 +229,15 @@ def test_retry_after_is_found_in_answers_of_s3(tmp_path: Path) -> None:
 def test_messages_show_no_query_and_no_password() -> None:
     text = "no https://me:pw@host/a?sig=x, nor 'abfs://c@account/b?sv=1' (http://h/?q)"
     assert without_secrets(text) == "no https://host/a nor 'abfs://account/b' (http://h/)"
+    assert without_secrets("https://me:p@ss@host/a") == "https://host/a"
+    for url, expected in (
+        ("https://me:p@ss@host/a?sig=x#y", "https://host/a"),
+        ("https://token@host?sig=x/y", "https://host"),
+        ("sftp://me:pw@host/a?b", "sftp://host/a?b"),
+        ("abfs://container@account/a@b:c?d", "abfs://container@account/a@b:c?d"),
+        ("me:pw@host/a?b", "me:pw@host/a?b"),  # a local name
+    ):
+        assert shown(url) == expected
 
 
 # Ranges
