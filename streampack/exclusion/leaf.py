@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -199,19 +199,43 @@ def with_source(config: LaneConfig, source: Source) -> LaneConfig:
         new: Mask = KeyMask(merged(deleted_rows(source), places_in(sets, source)), mask.exclusion)
     else:
         new = Mask(deleted_rows(source))
+    config = _with_masks(config, lambda each: new if each is mask else each)
+    return replace(config, source=source)
+
+
+def alone(config: LaneConfig, source: Source, number: int) -> LaneConfig:
+    """Return the configuration of one source of a run by itself, with masks of its own.
+
+    The masks of the run would take its documents for documents of the first source.
+
+    Args:
+        config: configuration of the run.
+        source: the source.
+        number: its index in the run.
+    """
+    masks: dict[int, Mask] = {}
+
+    def of_source(mask: Mask) -> Mask:
+        return masks.setdefault(id(mask), mask.of_source(number))
+
+    stages = config.preparation.stages[number : number + 1]
+    preparation = replace(config.preparation, stages=stages)
+    return _with_masks(replace(config, source=source, preparation=preparation), of_source)
+
+
+def _with_masks(config: LaneConfig, new: Callable[[Mask], Mask]) -> LaneConfig:
+    """Return a configuration with another mask in the place of each."""
 
     def of_new(stage: Any) -> Any:
         if not isinstance(stage, FindKeys):
             return stage
-        targets = tuple((new if each is mask else each, keys) for each, keys in stage.targets)
-        return replace(stage, targets=targets)
+        return replace(stage, targets=tuple((new(mask), keys) for mask, keys in stage.targets))
 
     stages = tuple(tuple(map(of_new, each)) for each in config.preparation.stages)
     return replace(
         config,
-        source=source,
         preparation=replace(config.preparation, stages=stages),
-        wrappers=tuple(new if each is mask else each for each in config.wrappers),
+        wrappers=tuple(new(each) if isinstance(each, Mask) else each for each in config.wrappers),
     )
 
 

@@ -62,10 +62,13 @@ class Mask:
 
     Args:
         places: places of documents.
+
+    Attributes:
+        places: the same, each (K,) int64 sorted.
     """
 
     def __init__(self, places: Places) -> None:
-        self._places = {place: np.unique(index) for place, index in places.items()}
+        self.places = {place: np.unique(index) for place, index in places.items()}
         # Places that were met while reading, in this process. Threads share and never clear them.
         self._met: dict[tuple[int, int], set[int]] = {}
 
@@ -74,10 +77,15 @@ class Mask:
         for shard, index in zip(origin["shard"].tolist(), origin["index"].tolist(), strict=True):
             self._met.setdefault((source, shard), set()).add(index)
 
+    def of_source(self, number: int) -> Mask:
+        """Return a mask with the places of one source, for a run over this source alone."""
+        places = self.places.items()
+        return Mask({(0, shard): index for (source, shard), index in places if source == number})
+
     def hits(self, origin: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return where documents of these origins (N,) are masked, (N,) bool."""
         hits = np.zeros(len(origin), dtype=np.bool_)
-        if not len(origin) or not (self._places or self._met):
+        if not len(origin) or not (self.places or self._met):
             return hits
         # One word has source and shard, the next one the index.
         words = np.ascontiguousarray(origin).view("<i8").reshape(len(origin), -1)
@@ -85,7 +93,7 @@ class Mask:
         alike = bool((places == places[0]).all())  # most blocks are of one shard
         for place in (places[:1] if alike else np.unique(places)).tolist():
             key = place & 0xFFFFFFFF, place >> 32
-            known, met = self._places.get(key), self._met.get(key)
+            known, met = self.places.get(key), self._met.get(key)
             if known is None and met is None:
                 continue
             here = slice(None) if alike else np.flatnonzero(places == place)

@@ -5,7 +5,8 @@ Before a run, from a sample:
      reads it. This gives the tokens per unit of weight, or per byte of compressed content.
   2. Multiply by the weight of an epoch for its tokens; the shares give the tokens of a mixture.
   3. Pack the sample as a lane packs it. This gives the slots per token.
-  4. Allow for unequal lanes: a run lasts as long as its longest lane.
+  4. Leave out the share of the sample that the run leaves out: excluded, or above caps.
+  5. Allow for unequal lanes: a run lasts as long as its longest lane.
 
 Shards of `streampack convert` have a manifest with their tokens, which replaces step 2.
 
@@ -38,7 +39,7 @@ from streampack.mixtures.source import Mixture, sources_of
 from streampack.packing.request import DocumentSizes
 
 if TYPE_CHECKING:
-    from streampack.forecasts.capped import CapForecast
+    from streampack.forecasts.left_out import CapForecast
     from streampack.run.rank import RankRun
 
 QUARTERS = 4  # parts of a sample, compared for the error of its slots per token
@@ -97,11 +98,11 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
     error = math.hypot(*(n * size.error for n, size in zip(epochs, sizes, strict=True)))
     caps: tuple[CapForecast, ...] = ()
-    if "caps" in config.preparation.described:
-        from streampack.forecasts.capped import cap_forecasts
+    if config.wrappers:
+        from streampack.forecasts.left_out import delivered
 
-        caps, below = cap_forecasts(config, total)
-        total, error = total * below, error * below
+        share, unsure, caps = delivered(config, total)
+        total, error = total * share, math.hypot(error * share, total * unsure)
     chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
     documents = joined([size.sample for size in sizes])
     plan, missing, missing_at_end, before_end = dry_run(
