@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.arguments import explained, whole_number
+from streampack.arguments import explained, one_of, whole_number
 from streampack.errors import ConfigError
 
 TURN_DOCUMENTS = 512  # documents read in one turn of all open shards
@@ -45,8 +45,8 @@ class ReadOptions:
         for name in ("open_shards", "block_documents", "block_bytes", "max_document_bytes"):
             value = getattr(self, name)
             if value is not None or name in ("open_shards", "block_bytes"):
-                checked = whole_number(name, value)
-                object.__setattr__(self, name, checked)
+                object.__setattr__(self, name, whole_number(name, value))
+        one_of("shuffle_blocks", self.shuffle_blocks, (True, False))
 
     @property
     def documents_per_block(self) -> int:

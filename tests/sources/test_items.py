@@ -102,3 +102,16 @@ def test_a_nested_tensor_is_a_list_of_documents(layout: torch.layout) -> None:
 def test_objects_without_items_by_index_are_refused(data: Any) -> None:
     with pytest.raises(ConfigError):
         Items(data)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [("shuffle_blocks", "x"), ("shuffle_blocks", None), ("shuffle_blocks", 1), ("open_shards", 0),
+     ("open_shards", None), ("block_documents", 0), ("block_documents", True),
+     ("block_bytes", 1.5), ("max_document_bytes", -1)],
+)  # fmt: skip
+def test_options_of_reading_that_are_no_such_value_are_refused(setting: tuple[str, Any]) -> None:
+    name, value = setting
+    with pytest.raises(ConfigError) as caught:
+        ReadOptions(**{name: value})
+    assert caught.value.setting == name
