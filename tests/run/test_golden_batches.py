@@ -13,7 +13,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -365,6 +365,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_gives_the_batches_of_every_version(kind: str, corpus: Corpus) -> None:
     assert hashed(PackedLoader(KINDS[kind](corpus))) == GOLDEN[kind]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_questions_about_a_run_change_no_batch(kind: str, corpus: Corpus) -> None:
+    loader = PackedLoader(KINDS[kind](corpus))
+
+    def ask() -> None:
+        loader.estimate_steps()
+        loader.dataset.explain(documents=300)
+        loader.by_source()
+
+    def asked() -> Iterator[Any]:
+        for number, batch in enumerate(loader):
+            if number in (0, 3):
+                ask()
+            yield batch
+
+    ask()
+    assert hashed(asked()) == GOLDEN[kind]
 
 
 @pytest.mark.slow
