@@ -19,7 +19,7 @@ from streampack.chats.long_chats import LongChats, RenderedInParts
 from streampack.chats.source import Chat
 from streampack.chats.stages import RenderedChats
 from streampack.documents.blocks import Documents
-from streampack.exclusion.leaf import alone
+from streampack.exclusion.leaf import with_masks_of
 from streampack.exclusion.mask import mask_of
 from streampack.lane.config import LaneConfig
 from streampack.mixtures.source import sources_of
@@ -74,8 +74,8 @@ def long_chat_losses(config: LaneConfig) -> LongChatLosses | None:
     learnt = beginnings = short = by_turns = count = 0
     turns_apply = True
     for number, source in enumerate(sources_of(config.source)):
-        lone = replace(alone(config, source, number), lanes=1, epochs=1, order=None)
-        stages = lone.preparation.of(0)
+        masked = with_masks_of(config, number)
+        stages = masked.preparation.of(number)
         place = next((i for i, s in enumerate(stages) if type(s) in _RENDERING), None)
         if place is None or source.once or not isinstance(source, Chat):
             continue
@@ -83,8 +83,9 @@ def long_chat_losses(config: LaneConfig) -> LongChatLosses | None:
         chats = rendering.tokenizer
         if type(rendering) is RenderedInParts:
             chosen = "turns"
+        alone = replace(masked, source=source, lanes=1, epochs=1, order=None)
         origins = set()
-        for document in _documents(lone, stages, place, RenderedChats(chats)):
+        for document in _documents(alone, stages, place, RenderedChats(chats)):
             origins.add(document.origin.tobytes())
             labels = document.loss_mask_or_ones[1:]
             learnt += int(labels.sum())
@@ -94,7 +95,7 @@ def long_chat_losses(config: LaneConfig) -> LongChatLosses | None:
         turns_apply &= not source.grouped
         if turns_apply:
             parts = RenderedInParts(LongChats(chats, source.rules, rows))
-            for document in _documents(lone, stages, place, parts):
+            for document in _documents(alone, stages, place, parts):
                 if document.origin.tobytes() in origins:
                     by_turns += int(document.loss_mask_or_ones[1:].sum())
     if not learnt:

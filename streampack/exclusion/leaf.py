@@ -203,24 +203,17 @@ def with_source(config: LaneConfig, source: Source) -> LaneConfig:
     return replace(config, source=source)
 
 
-def alone(config: LaneConfig, source: Source, number: int) -> LaneConfig:
-    """Return the configuration of one source of a run by itself, with masks of its own.
+def with_masks_of(config: LaneConfig, number: int) -> LaneConfig:
+    """Return a configuration for one source of a run by itself, with masks of its own.
 
     The masks of the run would take its documents for documents of the first source.
 
     Args:
         config: configuration of the run.
-        source: the source.
-        number: its index in the run.
+        number: index of the source in the run.
     """
     masks: dict[int, Mask] = {}
-
-    def of_source(mask: Mask) -> Mask:
-        return masks.setdefault(id(mask), mask.of_source(number))
-
-    stages = config.preparation.stages[number : number + 1]
-    preparation = replace(config.preparation, stages=stages)
-    return _with_masks(replace(config, source=source, preparation=preparation), of_source)
+    return _with_masks(config, lambda mask: masks.setdefault(id(mask), mask.of_source(number)))
 
 
 def _with_masks(config: LaneConfig, new: Callable[[Mask], Mask]) -> LaneConfig:

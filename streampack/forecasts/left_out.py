@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +14,8 @@ from streampack.documents.blocks import Documents, Fields, joined_fields, part_o
 from streampack.exclusion.mask import mask_of
 from streampack.forecasts.sampling import (
     SAMPLE_DOCUMENTS,
-    SAMPLE_LANES,
     SAMPLE_TOKENS,
+    at_positions,
     first_blocks,
 )
 from streampack.lane.config import LaneConfig
@@ -63,8 +62,7 @@ def delivered(config: LaneConfig, tokens: float) -> Delivered:
     caps = next((each.caps for each in config.wrappers if isinstance(each, Capped)), ())
     if not (caps or mask.places or config.preparation.find("lookups")):
         return Delivered(1.0, 0.0, ())
-    lanes = min(SAMPLE_LANES, config.source.max_lanes() or SAMPLE_LANES)
-    once = replace(config, lanes=lanes, epochs=1, order=None)
+    once = at_positions(config)
     names = {cap.field for cap in caps}
 
     def keep(block: Documents) -> _Block:
@@ -72,12 +70,10 @@ def delivered(config: LaneConfig, tokens: float) -> Delivered:
         return _Block(block.lengths, ~mask.hits(block.origin), fields)
 
     none = np.zeros(0, np.int64)
-    blocks, of_lanes, is_whole = (
-        [_Block(none, none.astype(bool), dict.fromkeys(names, none))],
-        [],
-        True,
-    )
-    for lane in range(lanes):
+    blocks = [_Block(none, none.astype(np.bool_), dict.fromkeys(names, none))]
+    of_lanes: list[float] = []
+    is_whole = True
+    for lane in range(once.lanes):
         _, read, ended = first_blocks(
             once, lane, keep, documents=SAMPLE_DOCUMENTS, tokens=SAMPLE_TOKENS
         )
@@ -97,7 +93,7 @@ def delivered(config: LaneConfig, tokens: float) -> Delivered:
     )
     share = float(lengths[kept][~above].sum()) / sampled
     by_chance = math.sqrt(kept.mean() * (1 - kept.mean()) / len(kept)) if len(kept) else 0.0
-    by_place = float(np.std(of_lanes, ddof=1)) / math.sqrt(lanes) if lanes > 1 else 0.0
+    by_place = float(np.std(of_lanes, ddof=1)) / math.sqrt(once.lanes) if once.lanes > 1 else 0.0
     return Delivered(share, 0.0 if is_whole else max(by_chance, by_place), forecasts)
 
 

@@ -64,19 +64,24 @@ def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
             "Pass a source that can be read again; to Buckets also shares=.",
             setting="shares",
         )
-    lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
-    share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
+    once = at_positions(config)
+    share = SAMPLE_DOCUMENTS if documents is None else -(-documents // once.lanes)
     most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
-    once = replace(config, lanes=lanes, epochs=1, order=None)
     sizes = []
     empty = skipped = 0
-    for lane in range(lanes):
+    for lane in range(once.lanes):
         stream, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
         sizes += first_documents([block._replace(members=None) for block in blocks], share)
         counts = stream.skips.counts
         empty, skipped = empty + counts.empty_documents, skipped + counts.skipped
     every = joined_sizes(sizes, config)
     return Sample(every.lengths, every.weights, empty, skipped)
+
+
+def at_positions(config: LaneConfig) -> LaneConfig:
+    """Return a configuration with a lane at each position of a sample, for one epoch."""
+    lanes = min(SAMPLE_LANES, config.source.max_lanes() or SAMPLE_LANES)
+    return replace(config, lanes=lanes, epochs=1, order=None)
 
 
 def begun(

@@ -57,7 +57,13 @@ def size_of(config: LaneConfig, source: Source, number: int) -> Size | None:
     """Estimate the size of one epoch of a source; None if it is unknown."""
     if source.once:
         return None
-    alone = replace(_alone(config, source, number), epochs=1, order=None)
+    if config.wrappers:
+        from streampack.exclusion.leaf import with_masks_of
+
+        config = with_masks_of(config, number)
+    preparation = config.preparation
+    of_source = replace(preparation, stages=preparation.stages[number : number + 1])
+    alone = replace(config, source=source, preparation=of_source, epochs=1, order=None)
     contents = Contents.of(source._inner)
     if contents is not None:
         return _compressed(config, alone, contents)
@@ -82,22 +88,11 @@ def size_of(config: LaneConfig, source: Source, number: int) -> Size | None:
     units = float(source._inner.manifest.weight)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
-    if all(type(stage) in _AS_THEY_ARE for stage in alone.preparation.of(0)):
+    if all(type(stage) in _AS_THEY_ARE for stage in preparation.of(number)):
         exact = converted_tokens(source)
         tokens, spread = (tokens, spread) if exact is None else (float(exact), 0.0)
     documents = tokens / max(float(lengths.mean()), 1e-9)
     return Size(tokens, spread, _chance(config, lengths, documents), sample_of)
-
-
-def _alone(config: LaneConfig, source: Source, number: int) -> LaneConfig:
-    """Return the configuration of one source of a run by itself."""
-    if config.wrappers:
-        from streampack.exclusion.leaf import alone
-
-        return alone(config, source, number)
-    preparation = config.preparation
-    of_source = replace(preparation, stages=preparation.stages[number : number + 1])
-    return replace(config, source=source, preparation=of_source)
 
 
 def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, DocumentSizes]:
