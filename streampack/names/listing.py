@@ -19,7 +19,7 @@ from streampack.errors import ConfigError
 from streampack.file_info import FileInfo, shown, split_url
 from streampack.names.folders import Folders, LocalFolders, join
 from streampack.names.marks import refuse_marked
-from streampack.names.matching import has_glob, matches
+from streampack.names.matching import HIDDEN, has_glob, matches
 
 if TYPE_CHECKING:
     from streampack.remote.catalogs import Catalog
@@ -182,7 +182,7 @@ def wanted(relative: str, endings: Sequence[str]) -> bool:
 
     Other tools use names with a leading dot or underscore for files beside the data.
     """
-    hidden = any(part.startswith((".", "_", "lost+found")) for part in relative.split("/"))
+    hidden = any(part.startswith(HIDDEN) for part in relative.split("/"))
     return not hidden and (not endings or has_ending(relative, endings))
 
 

@@ -16,6 +16,9 @@ from fnmatch import fnmatchcase
 from streampack.file_info import FileInfo
 from streampack.names.folders import Folders, join
 
+#: Beginnings of the names of folders that other tools, or a file system, put beside the data.
+HIDDEN = (".", "_", "lost+found")
+
 
 def has_glob(path: str) -> bool:
     """Return True if the path contains ``*``, ``?`` or ``[``."""
@@ -24,7 +27,7 @@ def has_glob(path: str) -> bool:
 
 def is_hidden(name: str, *, is_folder: bool) -> bool:
     """Return True if no wildcard matches the name."""
-    return name.startswith((".", "_", "lost+found") if is_folder else ".")
+    return name.startswith(HIDDEN if is_folder else ".")
 
 
 def matches(folders: Folders, folder: str, components: Sequence[str]) -> Iterator[FileInfo]:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from streampack.errors import StateError, StorageError
-from streampack.remote.clients import S3Client, asked, client_of
+from streampack.remote.clients import asked, client_of
 from streampack.remote.pace import Pace
 from streampack.remote.wire import Request
 from streampack.storage.storage import Storage
+from tests.support.amazon import amazon
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import S3Server
 
@@ -143,12 +144,7 @@ def test_a_redirection_of_s3_to_another_region_is_signed_anew(
         else:
             of_bytes(connection, 0, 10)
 
-    for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    with raw_server(respond) as server:
-        client = client_of("s3", {"key": "a", "secret": "b", "use_ssl": False}, PACE, lambda: None)
-        assert isinstance(client, S3Client)
-        client.wire._proxy = server.url  # which takes the place of amazonaws.com
+    with amazon(respond, monkeypatch) as (client, _):
         with asked(client, "s3://bucket/a.bin", {"Range": "bytes=0-9"}) as answer:
             assert b"".join(answer.parts()) == DATA[:10]
 

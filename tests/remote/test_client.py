@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from streampack.errors import StateError, StorageError
-from streampack.remote.clients import S3Client, asked, client_of
+from streampack.remote.clients import asked, client_of
 from streampack.remote.pace import Pace
 from streampack.storage.storage import Storage
+from tests.support.amazon import amazon
 from tests.support.forked import Host
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import HTTPServer, S3Server
@@ -359,12 +360,7 @@ def test_a_bucket_in_another_region_is_asked_there(monkeypatch: pytest.MonkeyPat
         else:
             connection.answer("301 Moved Permanently", "x-amz-bucket-region: eu-west-1\n")
 
-    for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    with raw_server(respond) as server:
-        client = client_of("s3", {"key": "a", "secret": "b", "use_ssl": False}, PACE, lambda: None)
-        assert isinstance(client, S3Client)
-        client.wire._proxy = server.url  # which takes the place of amazonaws.com
+    with amazon(respond, monkeypatch) as (client, server):
         for _ in range(2):
             with asked(client, "s3://bucket/a.bin", {"Range": "bytes=0-9"}) as answer:
                 assert b"".join(answer.parts()) == DATA[:10]
