@@ -16,11 +16,12 @@ import pytest
 
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader, _jit, packing, sources
 from streampack.corpus_order import duplicates, write
+from streampack.exclusion import lookup
 from streampack.files import json_ids
 from streampack.groups import whole_groups
 from streampack.limits import even_rows
 from streampack.ordering import approximate, bm25, hashing
-from streampack.packers import concat, crop, microbatches
+from streampack.packers import concat, crop, curriculum, microbatches
 from streampack.packing import rng
 from streampack.window import entries
 from tests.run.test_golden_batches import GOLDEN, KINDS, Corpus, hashed
@@ -197,6 +198,16 @@ def draw_calls(random: np.random.Generator) -> Iterator[tuple[Any, tuple[Any, ..
     yield whole_groups._place, (sizes, members, lengths, np.argsort(-lengths), 30, 41, *placed)
     origin = [random.integers(0, 9, n).astype(kind) for kind in (np.int32, np.int32, np.int64)]
     yield entries._digest, (*origin, random.integers(0, 2**62, (8, n)))
+    keys = [random.bytes(int(size)) for size in counts(random, n, 20)]
+    texts = [*keys[::2], *(key + b"a" for key in keys[::3])]
+    known, ends = lookup.Lookup(keys), np.cumsum([0, *map(len, texts)])
+    tables = known._bitmap, known._begins, known._data, known._offsets
+    sorted_keys = known._order, known._hashes
+    data, ordinals = np.frombuffer(b"".join(texts), np.uint8), np.zeros(len(texts), np.int64)
+    yield lookup._find, (data, ends, *tables, *sorted_keys, ordinals)
+    shares = [tuple((1 + counts(random, 3, 9)).tolist()) for _ in range(2)]
+    knots = curriculum.Curriculum([(0, shares[0]), (n, shares[1])], n + k if k % 2 else None)
+    yield curriculum._take_turns, (200, knots.units(), np.uint64(n))
     yield rng.shuffle, (np.arange(n), np.uint64(random.integers(0, 2**64, dtype=np.uint64)))
 
 
