@@ -69,6 +69,19 @@ def test_the_start_of_a_file_and_all_of_it_are_read_without_its_size(
             assert storage.remote.read_start(url) == content
 
 
+def test_names_with_marks_of_urls_name_their_files(store: Store, storage: Storage) -> None:
+    names = [f"{name}.bin" for name in ("a b", "a+b", "a%20b", "a#b", "a&b=c", "ä,ü")]
+    for name in names:
+        store.write(f"names/{name}", name.encode())
+    root = f"{store.root}/names"
+    for pattern in ("", "*", "**/*.bin"):
+        listed = storage.list(f"{root}/{pattern}")
+        assert [info.path for info in listed] == sorted(f"{root}/{name}" for name in names)
+    for info in listed:
+        assert f"{root}/{storage.read_range(info, 0, info.num_bytes).decode()}" == info.path
+        assert storage.list(info.path) == [info]
+
+
 def batches(source: Any) -> list[list[int]]:
     dataset = PackedDataset(source, seq_len=64, batch_size=2, lanes=2)
     return [batch.input_ids.flatten().tolist() for batch in PackedLoader(dataset)]
