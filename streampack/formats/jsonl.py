@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
-from streampack.file_info import FileInfo, shown
+from streampack.file_info import FileInfo, Range, shown
 from streampack.files.file_source import ShardBlock
 from streampack.files.json_ids import record_with_ids
 from streampack.files.json_records import record_of
@@ -43,7 +43,7 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import ReadOptions
 from streampack.sources.records import BrokenDocumentError, block_of, kind_of
-from streampack.storage.decoded import shared_content
+from streampack.storage.decoded import is_decoded, shared_content
 from streampack.storage.decompression import (
     CODEC_OF_ENDING,
     Content,
@@ -249,6 +249,18 @@ class JSONL(RecordFiles):
 
     def weight_begin(self, shard: int) -> int | None:
         return None if self.codec(shard) else 0
+
+    def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
+        """Yield the bytes of a part; a compressed file is decoded from its beginning, in full."""
+        listed, codec = self._listed_shard(shard), self.codec(shard)
+        if codec is None or has_ending(listed.path, _MAY_BE_ARRAYS):
+            yield from super().ranges(shard, low, high)
+            return
+        end = -(-high // _scale(codec))
+        if low:  # decoded into the cache
+            with self.storage.open(listed) as file:
+                end = 0 if is_decoded(self.storage, file, codec) else listed.num_bytes
+        yield Range(listed, 0, end)
 
     def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         path, codec = self.manifest.paths[shard], self.codec(shard)

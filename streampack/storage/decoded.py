@@ -16,7 +16,7 @@ import io
 import platform
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from typing import IO
@@ -34,7 +34,7 @@ from streampack.storage.decompression import (
     unpack,
 )
 from streampack.storage.files import LEAST_BYTES, MemoryFile, StoredFile
-from streampack.storage.growing import GrowingFile, NotMadeError
+from streampack.storage.growing import GrowingFile, NotMadeError, derived_key
 from streampack.storage.storage import Storage
 
 _PIECE_BYTES = 1 << 20
@@ -44,7 +44,6 @@ _PLACE = struct.Struct("<qq")  # offset and size of a chunk
 MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
 
 
-@contextmanager
 def shared_content(
     storage: Storage,
     file: StoredFile,
@@ -53,7 +52,7 @@ def shared_content(
     inside: bool,
     until: int | None,
     convert: Convert | None = None,
-) -> Iterator[Content]:
+) -> AbstractContextManager[Content]:
     """Open the content of a file, to be read forwards; see `open_content`.
 
     Args:
@@ -66,8 +65,12 @@ def shared_content(
     if inside and (codec or convert) and file.num_bytes >= LEAST_BYTES:
         what = f"{codec} in pieces {convert and convert.__name__} {MADE_BY}"
         kept = partial(_Pieces, storage.decoded(file, what, partial(_write_pieces, codec, convert)))
-    with open_content(file, codec, kept, until, convert) as content:
-        yield content
+    return open_content(file, codec, kept, until, convert)
+
+
+def is_decoded(storage: Storage, file: StoredFile, codec: str) -> bool:
+    """Return True if the cache has the beginning of a file's content, which is not converted."""
+    return storage._cache().has(derived_key(file, f"{codec} in pieces None {MADE_BY}"), 0)
 
 
 def _write_pieces(

@@ -201,6 +201,55 @@ def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(
     assert fetched(http) < 5e6
 
 
+def is_read(path: Path) -> bool:
+    """Whether a file of the cache goes before files that readers will come to."""
+    status = path.stat()
+    return status.st_atime_ns > status.st_mtime_ns
+
+
+def test_of_a_row_group_the_rows_before_a_part_stay_for_another_part_and_no_others(
+    http: HTTPServer, tmp_path: Path
+) -> None:
+    ids = np.random.default_rng(0).integers(0, 50_000, (4000, 300), dtype=np.int32)
+    options: Any = {"use_dictionary": False, "compression": None, "data_page_size": 64 << 10}
+    pq.write_table(pa.table({"ids": [*ids]}), http.folder / "a.parquet", **options)
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=0)
+    source = sources.Parquet(f"{http.url}/a.parquet", storage=storage)
+    source.prepare()
+    weight = source.manifest.weight
+    assert [*source.read_shard(0, weight // 2, weight, None, ErrorPolicy())]
+    files = {int(path.name.rpartition("-")[2]): path for path in tmp_path.glob("cache/*/??/*-*")}
+    last = max(files)
+    assert last >= 16
+    assert not any(is_read(files[number]) for number in files if number < last // 2)
+    assert all(is_read(files[number]) for number in files if last // 2 + 3 < number)
+
+
+def test_a_compressed_file_is_fetched_in_full_until_it_is_decoded(
+    http: HTTPServer, storage: Storage
+) -> None:
+    texts = np.random.default_rng(0).bytes(3_000_000).hex()
+    with pa.output_stream(http.folder / "a.jsonl.zst", compression="zstd") as file:
+        for at in range(0, len(texts), 6000):
+            file.write(b'{"text": "' + texts[at : at + 6000].encode() + b'"}\n')
+    size = (http.folder / "a.jsonl.zst").stat().st_size
+    source = sources.JSONL(f"{http.url}/a.jsonl.zst", storage=storage)
+    source.prepare()
+    weight = source.manifest.weight
+    third = weight // 3
+
+    def planned(low: int, high: int) -> list[tuple[int, int]]:
+        return [(part.start, part.stop) for part in source.ranges(0, low, high)]
+
+    before = [planned(low, low + third) for low in (0, third)]
+    assert [*source.read_shard(0, third, weight, None, ErrorPolicy())]
+    after = [planned(low, low + third) for low in (0, third)]
+    own = [(0, -(-third // 4))]  # a byte weighs four
+    assert before == [own, [(0, size)]]
+    assert after == [own, [(0, 0)]]
+    assert fetched(http) <= size + (1 << 20)  # which listing looks at
+
+
 def arrow_stream(http: HTTPServer, storage: Storage, rows: int, of_batch: int) -> sources.Arrow:
     """Serve a stream of ids, in batches of some rows, and list it."""
     table = wide_table(rows).select(["ids"])

@@ -183,7 +183,7 @@ class Parquet(RowFiles):
         columns, stop = self._columns(opened.schema_arrow), positions.row(high)
         for number in self._groups(file, positions, start, stop):
             first, end = int(positions.rows[number]), int(positions.rows[number + 1])
-            file.needed_again = first < begin  # by the part that has the first rows
+            file.needed_again = first < begin  # by the part that has these rows
             num_bytes = int(positions.sizes[number])
             size = self._batch_rows(end - first, num_bytes)
 
@@ -217,6 +217,7 @@ class Parquet(RowFiles):
                         np.arange(first + at + low, first + at + high),
                     )
                 reached = first + at + batch.num_rows
+                file.needed_again = reached < begin
                 if reached >= stop:
                     return
             if reached != end:
@@ -224,8 +225,7 @@ class Parquet(RowFiles):
 
     def _batch_rows(self, rows: int, num_bytes: int) -> int:
         """Return the rows to decode at once: a block, several of short rows, part of a long one."""
-        row_bytes = max(num_bytes // max(rows, 1), 1)
-        reading = self.reading
+        row_bytes, reading = max(num_bytes // max(rows, 1), 1), self.reading
         block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
         return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
 
