@@ -95,9 +95,9 @@ def real_number(
     raise _refusal(name, value, f"a number{_bounds(least, most)}", otherwise)
 
 
-def one_of(name: str, value: Any, known: Sequence[str | bool]) -> None:
-    """Raise `ConfigError` unless a setting's value is one of the strings or bools in `known`."""
-    if not isinstance(value, str | bool) or value not in known:
+def one_of(name: str, value: Any, known: Sequence[str]) -> None:
+    """Raise `ConfigError` unless a setting's value is one of the strings in `known`."""
+    if not isinstance(value, str) or value not in known:
         choices = ", ".join(map(repr, known))
         raise ConfigError(
             f"{name} must be one of {choices}, got {value!r:.80}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.arguments import explained, one_of, whole_number
+from streampack.arguments import explained, switch, whole_number
 from streampack.errors import ConfigError
 
 TURN_DOCUMENTS = 512  # documents read in one turn of all open shards
@@ -46,7 +46,7 @@ class ReadOptions:
             value = getattr(self, name)
             if value is not None or name in ("open_shards", "block_bytes"):
                 object.__setattr__(self, name, whole_number(name, value))
-        one_of("shuffle_blocks", self.shuffle_blocks, (True, False))
+        object.__setattr__(self, "shuffle_blocks", switch("shuffle_blocks", self.shuffle_blocks))
 
     @property
     def documents_per_block(self) -> int:

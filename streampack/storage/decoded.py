@@ -166,5 +166,5 @@ def shared_bytes(
         out = io.BytesIO()
         fault = unpack(file, codec, out, exact_bytes=exact)
         return MemoryFile(np.frombuffer(out.getvalue(), dtype=np.uint8)), lambda: fault
-    content = storage.decoded(file, f"{codec} content", make, exact_bytes)
+    content = storage.decoded(file, f"{codec} content {exact_bytes}", make, exact_bytes)
     return content, content.fault

@@ -319,20 +319,27 @@ class GrowingFile(StoredFile):
             return True
         if lock is None:
             return False
-        if growings.cache.get(key, number) is not None:  # another process made it meanwhile
-            lock.remove()
-            return True
+        maker = None
+        try:
+            if growings.cache.get(key, number) is None:  # else another process made it meanwhile
+                maker = self._started(lock)
+        finally:  # also after an interrupt
+            if maker is None:
+                lock.remove()
+        return maker is None
+
+    def _started(self, lock: Lock) -> threading.Thread | None:
+        """Start the thread that makes the content; None if this process is not to make it."""
+        growings, key = self._growings, self._key
         self._tries += 1
         if self._tries > MOST_TRIES:
-            lock.remove()
             lost = f"it disappeared from the cache {MOST_TRIES} times while it was made."
             remedy, setting = "Raise cache_limit_bytes.", "cache_limit_bytes"
             growings.refuse(key, self._name, StorageError(lost, remedy, setting=setting))
-            return True
+            return None
         maker = start_daemon(growings.make, key, self._name, lock, self._write, name=THREAD_NAME)
         if maker is None:
-            lock.remove()
             growings.refuse(key, self._name, OSError(errno.EAGAIN, "no thread can be started"))
-            return True
-        _makers.add(maker)
-        return False
+        else:
+            _makers.add(maker)
+        return maker

@@ -29,19 +29,19 @@ class Lock:
     def acquire(cls, path: Path) -> Lock | None:
         """Lock `path`, created if missing; return None if it is locked."""
         while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), path)
+            is_held = False
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Another process may have removed the file, and a lock on it then locks nothing.
-                if (lock := cls(fd, path)).is_current():
-                    return lock
-                lock._release()
+                is_held = lock.is_current()
             except BlockingIOError:
-                os.close(fd)
                 return None
-            except BaseException:
-                os.close(fd)
-                raise
+            finally:  # also after an interrupt
+                if not is_held:
+                    lock._release()
+            if is_held:
+                return lock
 
     def is_current(self) -> bool:
         """Return True if the locked file still has its path."""
@@ -67,7 +67,8 @@ class Lock:
         fd, self._fd = self._fd, -1
         _held().discard(self)
         if fd >= 0:
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            with suppress(OSError):  # of a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def forget(self) -> None:

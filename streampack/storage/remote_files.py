@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -69,7 +70,7 @@ class RemoteFiles:
         self._with_ranges: set[str] = set()  # servers that sent a range last
         # Sizes and versions of the last files that were looked up, by URL.
         self._looked_up: KeepLast[str, FileInfo] = KeepLast(_MOST_LOOKED_UP)
-        self._asked: dict[str, threading.Lock] = {}  # by URL that is looked up now
+        self._asked: dict[str, Future[FileInfo]] = {}  # by URL that is looked up now
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
         if not storage.cache_blocks:
             from streampack.storage.memory_blocks import MemoryBlocks
@@ -303,10 +304,20 @@ class RemoteFiles:
 
     def look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
-        with self._asked.setdefault(url, threading.Lock()):  # lanes open a file at the same time
+        asked = Future[FileInfo]()
+        while (other := self._asked.setdefault(url, asked)) is not asked:
+            with suppress(CancelledError):  # its thread was interrupted
+                return other.result()  # lanes open a file at the same time
+        try:
             info = self._looked_up.keep(url, lambda: self._ask(url, self._storage.retries))
-        self._asked.pop(url, None)
-        return info
+            asked.set_result(info)
+            return info
+        except Exception as error:
+            asked.set_exception(error)
+            raise
+        finally:
+            self._asked.pop(url)
+            asked.cancel()
 
     def _ask(self, url: str, retries: int | None) -> FileInfo:
         ask = partial(self.catalog(split_url(url)[0] or "").info, url)

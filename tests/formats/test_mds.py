@@ -253,6 +253,27 @@ def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
     assert caught.value.rest_of_shard
 
 
+def test_an_index_with_another_size_is_refused_also_if_the_content_is_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streampack.storage.decoded.LEAST_BYTES", 1)  # written into the cache
+    expected = corpus(tmp_path / "c", 50, compression="zstd", size_limit=None)
+    storage = Storage(cache_dir=tmp_path / "cache")
+
+    def read() -> list[tuple[int, ...]]:
+        return read_all(MDS(tmp_path / "c", tokens="tokens", storage=storage))
+
+    assert read() == [tuple(document) for document in expected]
+    for difference in (-1, 2):
+
+        def change(index: Any, difference: int = difference) -> None:
+            index["shards"][0]["raw_data"]["bytes"] += difference
+
+        edit_index(tmp_path / "c", change)
+        with pytest.raises(ContentError):
+            read()
+
+
 def test_a_shard_is_hashed_once_on_a_host_however_many_parts_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

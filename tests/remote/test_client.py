@@ -47,6 +47,22 @@ def served(
     connection.answer("206 Partial Content", sent + headers, data[start:stop])
 
 
+def begun(connection: Connection, headers: str) -> tuple[int, int]:
+    """Send the head of an answer with the range that was asked for, its length for "{}"."""
+    start, stop = asked_range(connection)
+    sent = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\n{headers}"
+    connection.send(f"HTTP/1.1 206 Partial Content\n{sent.format(stop - start)}\n")
+    return start, stop
+
+
+CHUNKED = "Transfer-Encoding: chunked\n"
+
+
+def send_chunk(connection: Connection, data: bytes) -> None:
+    connection.send(f"{len(data):x}\n")
+    connection.send(data + b"\r\n")
+
+
 def storage_of(folder: Path, **settings: Any) -> Storage:
     settings = {"retries": 0, "timeout_s": 20.0, **settings}
     return Storage(cache_dir=folder / "cache", **settings)
@@ -56,37 +72,30 @@ def storage_of(folder: Path, **settings: Any) -> Storage:
 
 
 def cut(connection: Connection) -> None:
-    start, stop = asked_range(connection)
-    head = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\nContent-Length: {stop - start}\n"
-    connection.send(f"HTTP/1.1 206 Partial Content\n{head}\n")
+    start, stop = begun(connection, "Content-Length: {}\n")
     connection.send(DATA[start : stop - 1])
 
 
 def cut_in_a_chunk(connection: Connection) -> None:
-    start, stop = asked_range(connection)
-    head = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\nTransfer-Encoding: chunked\n"
-    connection.send(f"HTTP/1.1 206 Partial Content\n{head}\n{stop - start:x}\n")
+    start, stop = begun(connection, CHUNKED)
+    connection.send(f"{stop - start:x}\n")
     connection.send(DATA[start : stop - 1])
 
 
 def chunks_of_less(connection: Connection) -> None:
-    start, stop = asked_range(connection)
-    head = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\nTransfer-Encoding: chunked\n"
-    connection.send(f"HTTP/1.1 206 Partial Content\n{head}\n{stop - start - 1:x}\n")
-    connection.send(DATA[start : stop - 1] + b"\r\n0\r\n\r\n")
+    start, stop = begun(connection, CHUNKED)
+    send_chunk(connection, DATA[start : stop - 1])
+    send_chunk(connection, b"")
 
 
 def chunks_of_more(connection: Connection) -> None:
-    start, stop = asked_range(connection)
-    head = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\nTransfer-Encoding: chunked\n"
-    connection.send(f"HTTP/1.1 206 Partial Content\n{head}\n{stop - start + 1:x}\n")
-    connection.send(DATA[start : stop + 1] + b"\r\n0\r\n\r\n")
+    start, stop = begun(connection, CHUNKED)
+    send_chunk(connection, DATA[start : stop + 1])
+    send_chunk(connection, b"")
 
 
 def without_length_and_cut(connection: Connection) -> None:
-    start, stop = asked_range(connection)
-    head = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\nConnection: close\n"
-    connection.send(f"HTTP/1.1 206 Partial Content\n{head}\n")
+    start, stop = begun(connection, "Connection: close\n")
     connection.send(DATA[start : stop - 1])
 
 
@@ -129,18 +138,14 @@ def test_chunks_and_bodies_without_length_are_read(tmp_path: Path) -> None:
         if connection.method == "HEAD":
             served(connection)
             return
-        start, stop = asked_range(connection)
-        head = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\n"
+        start = asked_range(connection)[0]
+        start, stop = begun(connection, "Connection: close\n" if start % 2 else CHUNKED)
         if start % 2:
-            connection.send(f"HTTP/1.1 206 Part\n{head}Connection: close\n\n")
             connection.send(DATA[start:stop])
             return
-        connection.send(f"HTTP/1.1 206 Part\n{head}Transfer-Encoding: chunked\n\n")
         for at in range(start, stop, 10_000):
-            part = DATA[at : min(at + 10_000, stop)]
-            connection.send(f"{len(part):x}\n")
-            connection.send(part + b"\r\n")
-        connection.send("0\n\n")
+            send_chunk(connection, DATA[at : min(at + 10_000, stop)])
+        send_chunk(connection, b"")
 
     with raw_server(respond) as server:
         storage = storage_of(tmp_path)
@@ -200,9 +205,7 @@ def test_a_file_that_got_shorter_is_refused(tmp_path: Path) -> None:
 
 def test_a_connection_that_the_server_closed_is_replaced() -> None:
     def respond(connection: Connection) -> None:  # and closes, which its answer does not tell
-        start, stop = asked_range(connection)
-        head = f"Content-Range: bytes {start}-{stop - 1}/{len(DATA)}\nContent-Length: 10\n"
-        connection.send(f"HTTP/1.1 206 Partial\n{head}\n")
+        start, stop = begun(connection, "Content-Length: {}\n")
         connection.send(DATA[start:stop])
 
     client = client_of("http", {}, PACE, lambda: None)
@@ -496,10 +499,7 @@ def in_headers(connection: Connection) -> None:
 
 
 def in_body(connection: Connection) -> None:
-    start, stop = asked_range(connection)
-    connection.send(
-        f"HTTP/1.1 206 Partial\nContent-Range: bytes {start}-{stop - 1}/{len(DATA)}\n\n"
-    )
+    begun(connection, "")
     connection.send(DATA[:100])
     connection.stopping.wait(600)
 

@@ -18,9 +18,10 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.errors import StorageError
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.files import LocalFile, StoredFile
 from streampack.storage.growing import THREAD_NAME
+from streampack.storage.locks import Lock
 from streampack.storage.storage import Storage
 from tests.support.whole_files import LAYOUTS, small_files_count
 
@@ -247,6 +248,28 @@ def test_a_block_that_is_evicted_or_damaged_is_remade(shard: Path, tmp_path: Pat
     first.unlink()
     second.write_bytes(bytes(second.stat().st_size))
     assert read(Storage(cache_dir=tmp_path / "cache"), shard, whole) == CONTENT
+
+
+def test_an_interrupt_before_a_content_is_made_leaves_it_to_others(
+    shard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+    making = BlockCache.making
+    copy = storage.decoded(LocalFile(shard), "twice", whole)
+
+    with monkeypatch.context() as patch:
+
+        def then_interrupted(cache: BlockCache, key: str) -> Lock | None:
+            lock = making(cache, key)
+            patch.setattr(BlockCache, "get", lambda *_: signal.raise_signal(signal.SIGINT))
+            return lock
+
+        patch.setattr(BlockCache, "making", then_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            copy.begin(0)
+    lock = Storage(cache_dir=tmp_path / "cache")._cache().making(copy.version[0])
+    assert lock is not None
+    lock.remove()
 
 
 def test_processes_that_need_a_file_at_once_make_it_once(shard: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,50 @@ def test_reading_works_without_threads_and_without_maps(
             assert stream.read() == DATA
         file.plan([(0, 10)])
         assert in_threads(lambda n: n + 1, range(20)) == [*range(1, 21)]
+
+
+def waiting(threads: list[threading.Thread]) -> int:
+    """Return how many threads wait for another's look-up."""
+    frames = sys._current_frames()
+    stacks = [traceback.extract_stack(frames.get(thread.ident or 0)) for thread in threads]
+    return sum({"look_up", "result"} <= {call.name for call in stack} for stack in stacks)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "404 Not Found"])
+def test_threads_that_look_up_a_file_at_once_ask_once_and_get_one_answer(
+    status: str, tmp_path: Path
+) -> None:
+    answered = threading.Event()
+
+    def respond(connection: Connection) -> None:
+        assert answered.wait(60)
+        connection.answer(status, f"Content-Length: {len(DATA)}\n")
+
+    storage = Storage(cache_dir=tmp_path, retries=0)
+    outcomes: list[int | StorageError] = []
+
+    def look_up(url: str) -> None:
+        try:
+            outcomes.append(storage.remote.look_up(url).num_bytes)
+        except StorageError as error:
+            outcomes.append(error)
+
+    with raw_server(respond) as server:
+        url = f"{server.url}/a.bin"
+        threads = [threading.Thread(target=look_up, args=(url,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while waiting(threads) < 3:
+            time.sleep(0.01)
+        answered.set()
+        for thread in threads:
+            thread.join()
+        one_look = 1 if status == "200 OK" else 2  # a GET has the words of a refusal
+        assert len(server.requests) == one_look
+        assert len(outcomes) == 4
+        assert len(set(outcomes)) == 1
+        look_up(url)
+        assert len(server.requests) == (1 if status == "200 OK" else 2 * one_look)
 
 
 def test_errors_in_threads_are_raised_in_the_order_of_the_items() -> None:

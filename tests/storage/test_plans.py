@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -222,6 +223,20 @@ def test_a_block_on_its_way_is_waited_for_as_long_as_bytes_come(
         plans.release("a", 0, 1)
     reader.join(WAIT_S)
     assert ends == [1 if comes else 0]  # the end of the blocks that it claims
+
+
+def test_an_interrupt_of_a_thread_that_takes_a_lock_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = len(locks._held())
+    with monkeypatch.context() as patch:
+        patch.setattr(locks.Lock, "is_current", lambda _: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            locks.Lock.acquire(tmp_path / "lock")
+    assert len(locks._held()) == held  # of a forked child, which would close other descriptors
+    lock = locks.Lock.acquire(tmp_path / "lock")
+    assert lock is not None
+    lock.remove()
 
 
 def test_the_holder_of_a_lock_is_waited_for_as_long_as_it_gets_on(

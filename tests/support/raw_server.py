@@ -39,7 +39,10 @@ class Connection:
         length = re.search(r"(?im)^content-length: (\d+)", self.head)
         data = self._begun
         while length and len(data) < int(length[1]):
-            data += self._socket.recv(65536)
+            part = self._socket.recv(65536)
+            if not part:
+                raise ConnectionError("the client closed before the end of its request")
+            data += part
         return data
 
     def send(self, data: str | bytes) -> None:
