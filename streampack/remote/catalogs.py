@@ -130,7 +130,7 @@ class WebCatalog:
             return {"size": client.size(answer), **client.version(answer)}
 
     def inside(self, folder: str, *, deep: bool) -> Items:
-        yield from ()
+        return iter(())
 
     def is_folder(self, url: str) -> bool:
         return False
@@ -158,18 +158,14 @@ class S3Catalog(WebCatalog):
         return super().info(named) if "/" in split_url(named)[1] else {"type": "directory"}
 
     def inside(self, folder: str, *, deep: bool) -> Items:
-        asked_for = {} if deep else {"delimiter": "/"}
-        for page in self._pages(folder, asked_for):
-            yield from page.items
-
-    def _pages(self, folder: str, asked_for: dict[str, str]) -> Iterator[_Page]:
-        """Yield the pages of a listing; if names are numbered, several are asked for at a time.
+        """See `Catalog`. If names are numbered, several pages are asked for at a time.
 
         A page that begins at a guessed name is used if the pages before it reach that name. Each
         page has attempts of its own, since all may take minutes.
         """
+        asked_for = {} if deep else {"delimiter": "/"}
         page, most_ahead = self._surely(folder, asked_for), _PAGES_AHEAD
-        yield page
+        yield from page.items
         while token := page.token:
             guessed: list[str] = []
             if page.names and self._begins_at_names:
@@ -182,7 +178,7 @@ class S3Catalog(WebCatalog):
             pages = in_threads(lambda call: call(), following)
             assert pages[0] is not None
             page = pages[0]
-            yield page
+            yield from page.items
             if page.token == token:
                 raise ValueError("a page of the listing names itself as the next one")
             for name, after in zip(guessed, pages[1:], strict=True):
@@ -192,7 +188,7 @@ class S3Catalog(WebCatalog):
                     most_ahead //= 2  # more names than guessed, or a failure
                     break
                 page = after
-                yield page
+                yield from page.items
 
     def _surely(self, folder: str, asked_for: dict[str, str]) -> _Page:
         ask = partial(self._page, folder, asked_for)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from streampack.file_info import split_url
@@ -25,39 +26,26 @@ _BUFFERS = {  # of fsspec's files, which are not used
 }  # fmt: skip
 
 
-class Client(Protocol):
-    """Requests to one kind of store.
+class Client(ABC):
+    """Requests to one kind of store; `wire` has its connections."""
 
-    Attributes:
-        wire: connections.
-    """
-
-    wire: Wire
-
-    def request(self, url: str, headers: dict[str, str], version: str) -> Request:
-        """Return a signed request for a file, to be refused for another version."""
-
-    def is_to_be_repeated(self, url: str, error: RefusedError) -> bool:
-        """Return True if another request may succeed, as in another region."""
-
-    def version(self, answer: Answer) -> dict[str, Any]:
-        """Return the fields of a version, named as in the store's listings."""
-
-    def size(self, answer: Answer) -> int | None:
-        """Return the size of a whole file by an answer about it; None if it is unknown."""
-
-
-class _Client:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
 
+    @abstractmethod
+    def request(self, url: str, headers: dict[str, str], version: str) -> Request:
+        """Return a signed request for a file, to be refused for another version."""
+
+    @abstractmethod
+    def version(self, answer: Answer) -> dict[str, Any]:
+        """Return the fields of a version, named as in the store's listings."""
+
     def is_to_be_repeated(self, url: str, error: RefusedError) -> bool:
+        """Return True if another request may succeed, as in another region."""
         return False
 
-    def version(self, answer: Answer) -> dict[str, Any]:
-        return {name: answer.headers.get(name) for name in VERSION_FIELDS}
-
     def size(self, answer: Answer) -> int | None:
+        """Return the size of a whole file by an answer about it; None if it is unknown."""
         name = "Content-Range" if answer.status == 206 else "Content-Length"
         size: str = (answer.headers.get(name) or "").rpartition("/")[2]
         return int(size) if size.isdecimal() else None
@@ -89,7 +77,7 @@ def answered(client: Client, url: str, request: Callable[[], Request]) -> Iterat
         is_repeated = True
 
 
-class WebClient(_Client):
+class WebClient(Client):
     """Files of web servers."""
 
     def __init__(self, wire: Wire, headers: dict[str, str]) -> None:
@@ -107,13 +95,16 @@ class WebClient(_Client):
         plain = urlunsplit(parts._replace(netloc=netloc, fragment=""))
         return Request(plain, {**self._headers, **headers}, method)
 
+    def version(self, answer: Answer) -> dict[str, Any]:
+        return {name: answer.headers.get(name) for name in VERSION_FIELDS}
+
     def size(self, answer: Answer) -> int | None:
         # A file that is compressed in transfer has another size.
         is_plain = answer.headers.get("Content-Encoding", "identity") == "identity"
         return super().size(answer) if is_plain else None
 
 
-def _web(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> Client | None:
+def _web(options: dict[str, Any], pace: Pace) -> Client | None:
     known = {"headers", "cookies", "ssl", "proxy", "auth", "client_kwargs", "encoded", *_BUFFERS}
     more = options.get("client_kwargs") or {}
     if not _are_known(options, known) or not _are_known(more, {"headers", "auth", "trust_env"}):
@@ -135,7 +126,7 @@ def _web(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> 
     return WebClient(Wire(pace, verify, None if proxy is None else str(proxy)), named)
 
 
-class S3Client(_Client):
+class S3Client(Client):
     """Objects of S3, and of stores with its protocol."""
 
     def __init__(self, options: dict[str, Any], pace: Pace) -> None:
@@ -160,11 +151,8 @@ class S3Client(_Client):
         self._resolver = EndpointResolver(
             session.get_component("data_loader").load_data("endpoints")
         )
-        variant = {
-            name: bool(session.get_config_variable(name))
-            for name in ("use_dualstack_endpoint", "use_fips_endpoint")
-        }
-        self._variant = {name: True for name, is_wanted in variant.items() if is_wanted}
+        variants = ("use_dualstack_endpoint", "use_fips_endpoint")
+        self._variant = {name: True for name in variants if session.get_config_variable(name)}
         style = {**(scoped.get("s3") or {}), **(config.get("s3") or {})}.get("addressing_style")
         self._in_path = style == "path" or (bool(self._endpoint) and style != "virtual")
         self._scheme = (
@@ -246,7 +234,7 @@ def own_endpoint() -> str | None:
     return next(filter(None, map(os.environ.get, names)), None)
 
 
-def _s3(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> Client | None:
+def _s3(options: dict[str, Any], pace: Pace) -> Client | None:
     known = {
         "anon", "endpoint_url", "key", "secret", "token", "profile", "use_ssl", "requester_pays",
         "client_kwargs", "config_kwargs", "max_concurrency", *_BUFFERS,
@@ -268,12 +256,12 @@ def _s3(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> C
     return S3Client(options, pace) if all(_are_known(*part) for part in parts) else None
 
 
-class GoogleClient(_Client):
+class GoogleClient(Client):
     """Objects of Google Cloud Storage, with the credentials of gcsfs, which are google.auth's."""
 
     def __init__(self, filesystem: Any, pace: Pace) -> None:
         super().__init__(Wire(pace))
-        self._filesystem, self._credentials = filesystem, filesystem.credentials
+        self._credentials = filesystem.credentials
         self._url: Callable[[str], str] = filesystem.url
         payer = filesystem.requester_pays
         payer = payer if isinstance(payer, str) else filesystem.project if payer else None
@@ -293,12 +281,7 @@ class GoogleClient(_Client):
         return {"generation": answer.headers.get("x-goog-generation")}
 
 
-def _google(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> Client | None:
-    known = {"token", "project", "access", "requester_pays", "endpoint_url", *_BUFFERS}
-    return GoogleClient(filesystem(), pace) if _are_known(options, known) else None
-
-
-class AzureClient(_Client):
+class AzureClient(Client):
     """Blobs of Azure, with azure-storage-blob's URLs and signatures."""
 
     def __init__(self, filesystem: Any, pace: Pace) -> None:
@@ -340,15 +323,7 @@ class AzureClient(_Client):
         return {"etag": answer.headers.get("ETag")}
 
 
-def _azure(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> Client | None:
-    known = {
-        "account_name", "account_key", "connection_string", "sas_token", "client_id",
-        "client_secret", "tenant_id", "anon", "account_host", "max_concurrency", *_BUFFERS,
-    }  # fmt: skip
-    return AzureClient(filesystem(), pace) if _are_known(options, known) else None
-
-
-class HubClient(_Client):
+class HubClient(Client):
     """Files of the Hugging Face Hub; large ones are redirected to another server."""
 
     def __init__(self, filesystem: Any, pace: Pace) -> None:
@@ -374,14 +349,15 @@ class HubClient(_Client):
         return {"ETag": next(filter(None, tags), "").removeprefix("W/")}
 
 
-def _hub(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> Client | None:
-    known = {"token", "endpoint", *_BUFFERS}
-    return HubClient(filesystem(), pace) if _are_known(options, known) else None
-
-
-_CLIENTS = {
-    "s3": _s3, "s3a": _s3, "http": _web, "https": _web, "gs": _google, "gcs": _google,
-    "az": _azure, "abfs": _azure, "abfss": _azure, "hf": _hub,
+_GOOGLE = GoogleClient, {"token", "project", "access", "requester_pays", "endpoint_url"}
+_AZURE = AzureClient, {
+    "account_name", "account_key", "connection_string", "sas_token", "client_id",
+    "client_secret", "tenant_id", "anon", "account_host", "max_concurrency",
+}  # fmt: skip
+#: Clients that take their settings from a file system of fsspec, and its options that they know.
+_BY_FILESYSTEM: dict[str, tuple[Callable[[Any, Pace], Client], set[str]]] = {
+    "gs": _GOOGLE, "gcs": _GOOGLE, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE,
+    "hf": (HubClient, {"token", "endpoint"}),
 }  # fmt: skip
 
 
@@ -396,8 +372,14 @@ def client_of(
         pace: limits on slowness.
         filesystem: opens the file system of fsspec.
     """
-    make = _CLIENTS.get(protocol)
-    return None if make is None else make(options, pace, filesystem)
+    if protocol in ("http", "https"):
+        return _web(options, pace)
+    if protocol in ("s3", "s3a"):
+        return _s3(options, pace)
+    if protocol not in _BY_FILESYSTEM:
+        return None
+    make, known = _BY_FILESYSTEM[protocol]
+    return make(filesystem(), pace) if _are_known(options, known | _BUFFERS) else None
 
 
 def _are_known(options: Any, known: set[str]) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
-
-from fsspec.asyn import sync
 
 from streampack.remote.failures import TooSlowError
 from streampack.threads import end_with_process, pulse
@@ -58,10 +55,11 @@ class Pace:
                     task.cancel()
                     await asyncio.wait({task}, timeout=1)
 
-        if threading.current_thread() is threading.main_thread():
-            return sync(filesystem.loop, limited)
         answer = asyncio.run_coroutine_threadsafe(limited(), filesystem.loop)
-        while not wait([answer], timeout=_LOOK_S).done:
-            pulse().beat()  # the request has a limit of its own
-            end_with_process()
+        try:
+            while not wait([answer], timeout=_LOOK_S).done:
+                pulse().beat()  # the request has a limit of its own
+                end_with_process()
+        finally:
+            answer.cancel()  # after an interrupt
         return answer.result()

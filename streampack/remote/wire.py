@@ -77,8 +77,8 @@ class Request(NamedTuple):
             following = following._replace(headers=headers)
         return following
 
-    def head(self, through_proxy: str | None) -> bytes:
-        """Return the bytes of the request."""
+    def head(self, proxy: str) -> bytes:
+        """Return the bytes of the request; `proxy` is its URL, or ""."""
         scheme, host, port = self.origin
         parts = urlsplit(self.url)
         target = quote(parts.path or "/", safe=KEPT_IN_URL)
@@ -87,9 +87,9 @@ class Request(NamedTuple):
         shown += "" if port == _PORTS[scheme] else f":{port}"
         headers = {"Host": shown, "Accept-Encoding": "identity", "User-Agent": "streampack"}
         headers |= self.headers
-        if through_proxy and scheme == "http":
+        if proxy and scheme == "http":
             target = f"{scheme}://{shown}{target}"
-            headers |= _proxy_headers(through_proxy)
+            headers |= _proxy_headers(proxy)
         if any(set("\r\n") & set(value) for value in headers.values()):
             raise ValueError("a header has a line end")
         text = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -271,7 +271,7 @@ class Wire:
         while True:
             line = self._idle_line(origin)
             is_new = line is None
-            line = line or self._connected(origin, proxy)
+            line = line or self._new_line(origin, proxy)
             try:
                 line.send(head)
                 return line, _begun(line, request.method)
@@ -314,7 +314,7 @@ class Wire:
             self._proxies[origin] = "" if bypassed else getproxies().get(scheme, "")
         return self._proxies[origin]
 
-    def _connected(self, origin: Origin, proxy: str) -> _Line:
+    def _new_line(self, origin: Origin, proxy: str) -> _Line:
         scheme, host, port = origin
         at = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else None
         if at is not None and at.scheme != "http":

@@ -154,17 +154,16 @@ def shared_bytes(
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
     """
-    exact = None if exact_bytes < 0 else exact_bytes
 
     def make(file: StoredFile, out: IO[bytes]) -> str:
         try:
-            return unpack(file, codec, out, exact_bytes=exact)
+            return unpack(file, codec, out, exact_bytes=exact_bytes)
         except DamagedError as error:
             return str(error)
 
     if file.num_bytes < LEAST_BYTES:
         out = io.BytesIO()
-        fault = unpack(file, codec, out, exact_bytes=exact)
+        fault = unpack(file, codec, out, exact_bytes=exact_bytes)
         return MemoryFile(np.frombuffer(out.getvalue(), dtype=np.uint8)), lambda: fault
     content = storage.decoded(file, f"{codec} content {exact_bytes}", make, exact_bytes)
     return content, content.fault

@@ -39,14 +39,14 @@ def codec_of(head: bytes) -> str | None:
     return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> str:
+def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int = -1) -> str:
     """Write the content of a file to `out`; return "", or a clause if the data breaks off.
 
     Args:
         file: the compressed file.
         codec: "gz", "bz2", "zstd", "br" or "snappy" (raw; needs `exact_bytes`).
         out: gets the content up to a cut.
-        exact_bytes: required size of the content; at most this much is written.
+        exact_bytes: required size of the content, at most as much is written; -1 if it is unknown.
 
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
@@ -57,12 +57,12 @@ def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | N
         try:
             for chunk in _chunks(source, codec, exact_bytes):
                 written += len(chunk)
-                if exact_bytes is not None and written > exact_bytes:
+                if 0 <= exact_bytes < written:
                     raise DamagedError(f"it decompresses to more than {exact_bytes} bytes")
                 out.write(chunk)
         except _CutShortError as error:
             fault = str(error)
-        if exact_bytes is not None and written != exact_bytes:
+        if exact_bytes >= 0 and written != exact_bytes:
             raise DamagedError(f"it decompresses to {written} bytes instead of {exact_bytes}")
         return fault
 
@@ -115,7 +115,7 @@ def placed_chunks(
     if convert:
         yield from convert(placed_chunks(source, codec))
         return
-    chunks = _chunks(source, codec, None)
+    chunks = _chunks(source, codec)
     while True:
         position = source.tell()
         chunk = next(chunks, b"")
@@ -229,7 +229,7 @@ class _ChunkReader(io.RawIOBase):
         return self._positions[0][1] if self._positions else 0
 
 
-def _chunks(source: IO[bytes], codec: str | None, exact_bytes: int | None) -> Iterator[bytes]:
+def _chunks(source: IO[bytes], codec: str | None, exact_bytes: int = -1) -> Iterator[bytes]:
     """Yield the decompressed content in chunks; raise `DamagedError` at the damage."""
     if codec is None:
         yield from iter(lambda: source.read(_PART), b"")
@@ -267,13 +267,11 @@ def _stdlib_chunks(source: IO[bytes], new: Any, error_type: type[Exception]) -> 
             decoder = new()
 
 
-def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:
+def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int) -> Iterator[bytes]:
     import pyarrow
 
     try:
         if codec == "snappy":
-            if exact_bytes is None:
-                raise DamagedError("raw snappy data does not declare its size")
             data = source.read()
             # pyarrow trusts a size that is too large, and pads with other memory.
             if _snappy_size(data) != exact_bytes:

@@ -141,11 +141,8 @@ class RemoteFiles:
         data = self._attempts(listed, lambda: self._get(listed, start, stop))
         if data is not None:
             return data.tobytes()
-        opened = self.open(listed)
-        try:
+        with closing(self.open(listed)) as opened:
             return opened.read(start, stop)
-        finally:
-            opened.close()
 
     def read_start(
         self, url: str, most_bytes: int | None = None, *, doing: str = "Reading"

@@ -126,7 +126,7 @@ def test_credentials_follow_a_redirection_to_the_same_server_alone() -> None:
 def test_a_redirection_is_followed_as_its_bytes_are_and_by_http_alone() -> None:
     as_read = "/ü b%20c#d".encode().decode("latin-1")
     moved = Request("http://a/x", {}).moved(as_read)
-    assert moved.head(None).startswith(b"GET /%C3%BC%20b%20c HTTP/1.1")
+    assert moved.head("").startswith(b"GET /%C3%BC%20b%20c HTTP/1.1")
     with pytest.raises(ValueError, match="ftp"):
         moved.moved("ftp://a/x")
 
