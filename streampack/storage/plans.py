@@ -7,8 +7,9 @@ as much as its reader has read; all plans together by a limit, and by half of it
 to come. So the order of requests depends on no clock. A wrong plan costs its bytes once: blocks
 that its reader has passed no longer count.
 
-Only the number of bytes under way is measured. It doubles as long as that brings more bytes per
-second, and stays small otherwise, so that a reader that waits for a block is not behind a queue.
+Only the number of bytes under way is measured: three times as many as come in the time of a request
+alone, a third of a second at most, so that a reader that waits for a block is not behind a longer
+queue.
 
 Threads start when there is work, and end half a second after there is none.
 """
@@ -42,10 +43,10 @@ MOST_BLOCKS = 16
 _THREADS = 16
 _IDLE_S = 0.5  # starting a thread takes as long as reading a block that is there
 _FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 256  # blocks under way
-_GAIN = 1.2  # more bytes per second by which a larger window pays
-_LONGEST_DELAY_S = 10.0
+_ENOUGH = 3  # blocks under way over blocks that come in the time of a request
+_LONGEST_DELAY_S = 1 / _ENOUGH  # a reader waits for a second of the line at most
 _OLDER = 1.05  # by which the shortest time of a request grows with each window, as it may be over
-_TRIED_AGAIN = 32  # windows of blocks after which a larger window is tried once more
+_SLOWER = 0.98  # by which the highest rate falls with each window
 _SLACK = 32  # blocks by which a reader may leave the order of its plan
 _MOST_PLANS = 4096
 _MOST_TASKS = 256  # a later one would be called after its readers
@@ -374,15 +375,16 @@ class Plans:
 class Window:
     """The blocks under way, and the number that there may be.
 
-    It doubles while that brings more bytes per second, up to twice the blocks that come in the time
-    of a request that waits for no other.
+    These are the highest rate and the shortest time of a request, as TCP's BBR has them (Cardwell
+    et al., 2016), but a request that waits for others is never told from one that is far away: the
+    estimates grow old, and the time has a limit.
     """
 
     def __init__(self) -> None:
         self._blocks, self._under_way = _FIRST_WINDOW, 0
         self._since, self._arrived = 0.0, 0
         self._was_full = False
-        self._rate, self._rests, self._delay_s = 0.0, 0, _LONGEST_DELAY_S
+        self._rate, self._delay_s = 0.0, _LONGEST_DELAY_S
 
     def has_room(self) -> bool:
         """Return True if more blocks may be asked for."""
@@ -413,12 +415,7 @@ class Window:
             self._since, self._arrived, self._was_full = now, 0, False
 
     def _adapt(self, rate: float) -> None:
-        self._rests -= self._rests > 0
-        enough, self._delay_s = 2 * rate * self._delay_s, _OLDER * self._delay_s
-        if self._rests > 1 or (self._rate and self._blocks >= max(enough, _LEAST_WINDOW)):
-            return
-        if self._rests or rate > _GAIN * self._rate:
-            self._rate, self._rests = rate, 0
-            self._blocks = min(2 * self._blocks, _MOST_WINDOW)
-        else:
-            self._blocks, self._rests = max(self._blocks // 2, _LEAST_WINDOW), _TRIED_AGAIN
+        self._rate = max(rate, _SLOWER * self._rate)
+        enough = int(_ENOUGH * self._rate * self._delay_s)
+        self._blocks = min(max(enough, _LEAST_WINDOW), 2 * self._blocks, _MOST_WINDOW)
+        self._delay_s = min(_OLDER * self._delay_s, _LONGEST_DELAY_S)

@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -338,14 +337,18 @@ def test_turns_give_each_byte_of_all_pieces_once_and_in_order(
 
 
 @pytest.mark.parametrize(
-    ("rate", "least", "most"),
-    [(lambda blocks: blocks, 128, 256), (lambda _: 100, 16, 32)],
-    ids=["far", "slow"],
+    ("rate", "delay_s", "least", "most"),
+    [(200, 0.15, 90, 200), (200, 0.03, 18, 200), (8, 0.15, 16, 16), (4000, 0.3, 256, 256)],
+    ids=["far", "near", "slow", "wide"],
 )
-def test_more_is_under_way_as_long_as_that_brings_more(
-    rate: Callable[[int], int], least: int, most: int
+def test_a_line_is_kept_full_and_a_block_waits_for_a_second_of_it_at_most(
+    rate: float, delay_s: float, least: int, most: int
 ) -> None:
-    window = Window()
-    for _ in range(1000):
-        window._adapt(rate(window._blocks))
-    assert least <= window._blocks <= most
+    window, blocks = Window(), set()
+    for rounds in range(1000):
+        took_s = max(delay_s, window._blocks / rate)
+        window._delay_s = min(window._delay_s, took_s)
+        window._adapt(window._blocks / took_s)
+        if rounds >= 5:
+            blocks.add(window._blocks)
+    assert least <= min(blocks) <= max(blocks) <= most

@@ -30,7 +30,8 @@ MISSING, DUPLICATE, TOO_LONG = 1, 2, 3
 #: A number above any byte offset and any number of samples.
 ALL = int(np.iinfo(np.int64).max)
 
-_WINDOW_BYTES = 1 << 20  # initial window on an archive that is not mapped
+_BLOCK_BYTES = 256 << 10  # of remote files
+_WINDOW_BYTES = 4 * _BLOCK_BYTES  # initial window on an archive that is not mapped
 
 Index: TypeAlias = Any  # an int or an np.int64, which are the same in compiled code
 
@@ -188,7 +189,7 @@ def scan_file(
     A file that is not mapped is read in a window, which grows until it holds all of these samples,
     or at least one if `few` may be returned.
     """
-    size = file.num_bytes + 1 if file.mapped else _WINDOW_BYTES
+    size = file.num_bytes + 1 if file.mapped else _WINDOW_BYTES - offset % _BLOCK_BYTES
     base = 0 if file.mapped else offset
     while True:
         data = file.array(base, base + size)
