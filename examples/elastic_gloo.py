@@ -118,6 +118,7 @@ def train(make: Callable[[], ElasticLoader[Any]], port: int, pipe: Connection) -
             pass  # the wish for a new membership, which comes now
         began = time.perf_counter()
         names = dist.PrefixStore(f"membership {place.number}", store)
+        members = None
         try:
             group = dist.ProcessGroupGloo(names, place.rank, place.ranks, LIMIT)
             members = GroupMembers(group)
@@ -147,7 +148,9 @@ def train(make: Callable[[], ElasticLoader[Any]], port: int, pipe: Connection) -
             else:
                 is_over = True
         except LOST:
-            pass
+            if members is not None:
+                members.close()
+            members = group = None  # whoever waits for this rank then gets an error at once
     sizes = [len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task")]
     pipe.send((trained, *sizes))
 

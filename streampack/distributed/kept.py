@@ -23,8 +23,8 @@ EXIT_WAIT_S = 5.0  # total wait for ranks that neither join a collective nor exi
 KEPT = 16
 
 
-#: Collectives started in this process, in order, each with its tensors. The last ones are kept
-#: after completion, so that gloo's thread never releases the last reference.
+#: Collectives started in this process, in order, each with its tensors; None for a released one.
+#: The last ones are kept after completion, so that gloo's thread never releases the last reference.
 _kept: PerProcess[deque[tuple[Any, Any]]] = PerProcess(deque)
 
 
@@ -32,15 +32,23 @@ def keep(work: Any, tensors: Any) -> None:
     """Keep a collective that was just started, and its tensors, beyond its completion."""
     kept = _kept()
     kept.append((work, tensors))
-    while len(kept) > KEPT and kept[0][0].is_completed():
+    while len(kept) > KEPT and (kept[0][0] is None or kept[0][0].is_completed()):
         kept.popleft()
+
+
+def release(work: Any, tensors: Any) -> None:
+    """Keep the tensors of a completed collective alone: it holds its group's connections."""
+    kept = _kept()
+    for number, (held, _) in enumerate(kept):
+        if held is work:
+            kept[number] = None, tensors
 
 
 def _wait() -> None:
     deadline = time.monotonic() + EXIT_WAIT_S
     for work, _ in _kept():
         left_s = deadline - time.monotonic()
-        if left_s > 0:
+        if work is not None and left_s > 0:
             with suppress(RuntimeError):  # another rank died, or joins no collective
                 work.wait(timedelta(seconds=left_s))
     # An extra reference, so that the list outlives the interpreter.

@@ -7,7 +7,7 @@ sent through an older one, in which the dead still are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
-from streampack.distributed.kept import keep
+from streampack.distributed.kept import keep, release
 from streampack.errors import RankError, first_line
 from streampack.job.ending import OtherPlaceError
 
@@ -59,18 +59,21 @@ class GroupMembers:
 
     Args:
         group: a process group that gathers CPU tensors, such as gloo's
-            `ProcessGroupGloo`. Every process in it must be a member, and alive.
+            `ProcessGroupGloo`. Every process in it must be a member, and alive. Gloo tells a
+            death only to the rank's neighbours in the group; the others notice once these drop it.
         timeout_s: seconds to wait for the others in one exchange. The group's own timeout holds
             too.
     """
 
     def __init__(self, group: Any, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._group = group
+        self._group: Any = group
         self._timeout_s = timeout_s
 
     def gather(self, message: bytes) -> list[bytes]:
         """See `Members`."""
-        with _as_rank_error(self._timeout_s):
+        with _as_rank_error(self._timeout_s, self.close):
+            if self._group is None:
+                raise RuntimeError("the connection is closed")
             head = _LENGTH.pack(len(message)) + message[: FIRST_BYTES - _LENGTH.size]
             heads = self._gather(head.ljust(FIRST_BYTES, b"\0"))
             lengths = [_LENGTH.unpack_from(each)[0] for each in heads]
@@ -79,12 +82,25 @@ class GroupMembers:
                 whole = self._gather(message.ljust(longest, b"\0"))
             return [each[:length] for each, length in zip(whole, lengths, strict=True)]
 
+    def close(self) -> None:
+        """Drop the group, so that members that wait for this process get an error at once.
+
+        A failed exchange does so by itself. After an error of the loop's own collectives call this,
+        and drop your references to the group.
+        """
+        self._group = None
+
     def _gather(self, message: bytes) -> list[bytes]:
         sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self._group.size())]
         work = self._group.allgather([received], [sent], AllgatherOptions())
-        keep(work, (sent, received))
-        work.wait(timedelta(seconds=self._timeout_s))
+        # A group that is dropped waits for its collectives, with Python locked, so it is kept, too.
+        keep(work, (sent, received, self._group))
+        try:
+            work.wait(timedelta(seconds=self._timeout_s))
+        finally:
+            if work.is_completed():
+                release(work, (sent, received))
         return [each.numpy().tobytes() for each in received]
 
 
@@ -155,10 +171,11 @@ class MemberRanks:
 
 
 @contextmanager
-def _as_rank_error(timeout_s: float) -> Any:
+def _as_rank_error(timeout_s: float, close: Callable[[], None] = lambda: None) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        close()
         raise RankError(
             f"A rank died, left its loop, or sent nothing for {timeout_s:g} s: {first_line(error)}",
             "Call set_ranks with the ranks that are alive, and iterate once more.",

@@ -24,13 +24,14 @@ from streampack import PackedDataset, ordering, sources
 from streampack.elastic import ElasticLoader
 from streampack.workers.shared_exchange import remove_left_files
 from tests.run.test_golden_batches import Corpus, hashed
+from tests.support.forked import Host
 
 MORE = 8  # for each rank: of the groups of the last exchanges, and inherited by a fork
 
 
 @pytest.fixture(autouse=True)
 def _short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic_gloo, "LIMIT", timedelta(seconds=4))  # a death holds the others
+    monkeypatch.setattr(elastic_gloo, "LIMIT", timedelta(seconds=4))  # a death while they connect
 
 
 def checked(report: Report, expected: Report, most: int) -> None:
@@ -63,6 +64,47 @@ def test_killed_and_joining_processes_lose_and_repeat_no_batch() -> None:
     assert report.memberships > 1
 
 
+MEMBERS = """
+import os, signal, sys
+from datetime import timedelta
+import torch.distributed as dist
+from streampack.elastic import GroupMembers
+from streampack.errors import RankError
+
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = dist.TCPStore(*address, ranks, rank == 0, timeout=timedelta(seconds=60))
+group = dist.ProcessGroupGloo(store, rank, ranks, timedelta(hours=1))
+members = GroupMembers(group, timeout_s=3600 if sys.argv[1] == "dies" else 0.1)
+assert members.gather(b"here") == [b"here"] * ranks
+if rank == 1 and sys.argv[1] == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank != 1:
+    group = None
+    try:
+        members.gather(b"")
+    except RankError as error:
+        assert error.setting == "members"
+    del members
+    store.set(f"noticed {rank}", b"")
+store.wait([f"noticed {other}" for other in range(ranks) if other != 1])
+print("noticed")
+store.add("ended", 1)
+while rank == 0 and store.add("ended", 0) < ranks - (sys.argv[1] == "dies"):
+    pass
+"""
+
+
+@pytest.mark.parametrize("end", ["dies", "stops answering"])
+def test_no_member_waits_an_hour_for_one_that_is_gone(end: str, host: Host, tmp_path: Path) -> None:
+    program = tmp_path / "members.py"
+    program.write_text(MEMBERS)
+    statuses, output = host.run_job(program, end.split()[0], processes=5)
+    dies = end == "dies"
+    assert statuses == [0, -9 if dies else 0, 0, 0, 0], output
+    assert output.count("noticed") == 5 - dies
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "num_workers"), [*((part, 0) for part in range(10)), (10, 2)])
 def test_500_processes_that_join_and_die_lose_and_repeat_no_batch(
@@ -72,7 +114,7 @@ def test_500_processes_that_join_and_die_lose_and_repeat_no_batch(
     expected = jobs(4000)(ranks=1).run()
     changes, pauses, seed = 0, [], 100 * part
     while changes < 50:
-        report = job(ranks=3, most=8, deaths=30, joins=30, every=3, seed=seed).run()
+        report = job(ranks=3, most=8, deaths=45, joins=45, every=3, seed=seed).run()
         checked(report, expected, 8)
         changes, seed = changes + report.memberships, seed + 1
         pauses += report.pauses
