@@ -23,6 +23,7 @@ Items = Iterator[Item]
 
 _NUMBER = re.compile(r"[0-9]+")
 _PAGES_AHEAD = 15  # of a listing, beside the next one
+_MOST_PAGE_BYTES = 64 << 20  # of a page, which has a thousand keys of up to a KiB
 
 
 class _Page(NamedTuple):
@@ -164,6 +165,7 @@ class S3Catalog(WebCatalog):
         page has attempts of its own, since all may take minutes.
         """
         asked_for = {} if deep else {"delimiter": "/"}
+        tokens: set[str] = set()
         page, most_ahead = self._surely(folder, asked_for), _PAGES_AHEAD
         yield from page.items
         while token := page.token:
@@ -179,8 +181,11 @@ class S3Catalog(WebCatalog):
             assert pages[0] is not None
             page = pages[0]
             yield from page.items
-            if page.token == token:
-                raise ValueError("a page of the listing names itself as the next one")
+            tokens.add(token)
+            if page.token in tokens:
+                raise ValueError(
+                    "a page of the listing names itself, or one before it, as the next"
+                )
             for name, after in zip(guessed, pages[1:], strict=True):
                 if not page.token:
                     return
@@ -219,7 +224,11 @@ class S3Catalog(WebCatalog):
         query = urlencode(asked_for, quote_via=quote, safe="")
         client = self._client
         with answered(client, folder, lambda: client.signed(bucket, f"?{query}")) as answer:
-            text = b"".join(answer.parts())
+            text = bytearray()
+            for part in answer.parts():
+                text += part
+                if len(text) > _MOST_PAGE_BYTES:
+                    raise OSError(f"a page of the listing has more than {_MOST_PAGE_BYTES} bytes")
         try:
             page = ElementTree.fromstring(text)
         except ElementTree.ParseError as error:
@@ -230,7 +239,12 @@ class S3Catalog(WebCatalog):
 
         def named(entry: Any, kind: str) -> str:
             name = _text(entry, kind)
-            return (unquote_plus(name) if is_quoted else name).removeprefix(root)
+            name = unquote_plus(name) if is_quoted else name
+            if not name.startswith(root):
+                raise ValueError(
+                    f"a page of the listing has the key {name:.80}, outside the folder"
+                )
+            return name.removeprefix(root)
 
         items: list[Item] = [
             (named(entry, "Key"), {"size": int(_text(entry, "Size")), "ETag": _text(entry, "ETag")})

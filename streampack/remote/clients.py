@@ -96,7 +96,8 @@ class WebClient(Client):
         return Request(plain, {**self._headers, **headers}, method)
 
     def version(self, answer: Answer) -> dict[str, Any]:
-        return {name: answer.headers.get(name) for name in VERSION_FIELDS}
+        fields = {name: answer.headers.get(name) for name in VERSION_FIELDS}
+        return {**fields, "Content-MD5": None} if answer.status == 206 else fields  # of the range
 
     def size(self, answer: Answer) -> int | None:
         # A file that is compressed in transfer has another size.

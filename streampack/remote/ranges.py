@@ -58,11 +58,9 @@ class OverHttp:
         url, size = listed.path, listed.num_bytes
         asked_for = {"Range": f"bytes={start}-{stop - 1}"}
         with asked(self._client, url, asked_for, listed.version) as answer:
+            self._refuse_encoded(answer)
             if answer.status == 206:
-                total = _require_range(answer, start, stop, listed)
-                coding = answer.headers.get("Content-Encoding", "identity")
-                if not total.isdecimal() and coding != "identity":
-                    raise OSError(f"the range is one of an encoding in transfer, {coding}")
+                _require_range(answer, start, stop, listed)
             elif answer.length not in (None, size):  # the page of a portal, or of an error
                 raise OSError(f"{answer.length} bytes came for a range")
             elif (start, stop) != (0, size):
@@ -90,24 +88,31 @@ class OverHttp:
 
     def parts(self, listed: FileInfo) -> Generator[bytes, None, None]:
         with asked(self._client, listed.path, {}, listed.version) as answer:
+            self._refuse_encoded(answer)
             require_version(listed, version_of(self._client.version(answer)))
             yield from _exactly(listed, answer.parts())
         self._check_now(listed)  # the file may have been written over while it came
+
+    def _refuse_encoded(self, answer: Answer) -> None:
+        """Raise an error for bytes that are compressed in transfer, so that no size is known."""
+        coding = answer.headers.get("Content-Encoding", "identity")
+        if coding != "identity" and self._client.size(answer) is None:
+            raise OSError(f"the bytes are of an encoding in transfer, {coding}")
 
     def _check_now(self, listed: FileInfo) -> None:
         if is_of_store(listed.version):
             require_version(listed, self._version_now(listed.path))
 
 
-def _require_range(answer: Answer, start: int, stop: int, listed: FileInfo | None = None) -> str:
-    """Raise an error for a range of other bytes, or of another size; return the declared size."""
-    declared: str = answer.headers.get("Content-Range") or ""
+def _require_range(answer: Answer, start: int, stop: int, listed: FileInfo | None = None) -> None:
+    """Raise an error for a range of other bytes, for several, or for a file of another size."""
+    declared = ", ".join(answer.headers.get_all("Content-Range", []))
     sent, _, total = declared.lower().partition("/")
     if listed and total.isdecimal() and int(total) != listed.num_bytes:
         raise replaced(listed.path, f"{listed.num_bytes} bytes", f"{total} bytes")
-    if sent != f"bytes {start}-{stop - 1}":
+    is_several = "," in declared or answer.headers.get_content_type() == "multipart/byteranges"
+    if is_several or sent != f"bytes {start}-{stop - 1}":
         raise OSError(f"bytes {start}-{stop - 1} were asked for and {declared or 'others'} came")
-    return total
 
 
 def _filled(answer: Answer, num_bytes: int) -> memoryview:

@@ -35,7 +35,7 @@ def info_from(url: str, info: dict[str, Any]) -> FileInfo:
             path=shown(url),
         )
     size = info.get("size")
-    if not isinstance(size, int) or size < 0:
+    if not isinstance(size, int) or not 0 <= size < 1 << 63:
         raise StorageError(
             f"The server does not declare the size of {shown(url)}: it sends no "
             "Content-Length, or compresses the file.",

@@ -41,6 +41,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _PART_BYTES = 1 << 20
 _WORDS_BYTES = 4096  # read of the body of a refusal
+_HEAD_BYTES = 256 << 10  # received for the head of an answer, or for its end
+_MOST_BYTES = 16 << 20  # received for a part of the body, which may come in small chunks
 _DRAINED_BYTES = 65536  # read of an unused answer, to keep its connection
 KEPT_IN_URL = "%/:=&?~+!$,;'@()*[]"
 _SECRET = ("authorization", "cookie", "proxy-authorization", "x-amz-security-token")
@@ -125,8 +127,10 @@ class Answer:
         length: bytes of the body that are to come; None if unknown.
     """
 
-    def __init__(self, response: http.client.HTTPResponse, earlier: list[Message]) -> None:
-        self._response, self.earlier = response, earlier
+    def __init__(
+        self, response: http.client.HTTPResponse, earlier: list[Message], line: _Line
+    ) -> None:
+        self._response, self.earlier, self._line = response, earlier, line
         self.status, self.headers = response.status, response.headers
 
     @property
@@ -137,6 +141,7 @@ class Answer:
         """Read into a buffer until it is full or the body ends; return the number of bytes."""
         at = 0
         while at < len(buffer):
+            self._line.allowed = _MOST_BYTES
             size = self._response.readinto(buffer[at : at + _PART_BYTES])
             if not size:
                 break
@@ -146,12 +151,15 @@ class Answer:
 
     def parts(self) -> Iterator[bytes]:
         """Yield the body as it comes."""
+        self._line.allowed = _MOST_BYTES
         while data := self._response.read1(_PART_BYTES):
             first_fetch().add(len(data))
             yield data
+            self._line.allowed = _MOST_BYTES
 
     def ends(self) -> bool:
         """Return True if the body has no more bytes."""
+        self._line.allowed = _HEAD_BYTES
         return not (self.length or self._response.read(1))
 
     def refusal(self) -> RefusedError:
@@ -167,10 +175,14 @@ class Answer:
 
 
 class _Line:
-    """A connection to a server or proxy."""
+    """A connection to a server or proxy.
+
+    Attributes:
+        allowed: number of bytes to receive next, before which a server that goes on is given up.
+    """
 
     def __init__(self, sock: socket.socket, pace: Pace) -> None:
-        self.sock, self.pace = sock, pace
+        self.sock, self.pace, self.allowed = sock, pace, _HEAD_BYTES
         self.idle_since = 0.0
         self._began()
 
@@ -184,6 +196,7 @@ class _Line:
     def send(self, data: bytes) -> None:
         """Send a request."""
         self._began()
+        self.allowed = _HEAD_BYTES
         self.sock.settimeout(self.pace.timeout_s)
         self.sock.sendall(data)
         self.sock.settimeout(min(_STEP_S, self.pace.timeout_s))
@@ -207,6 +220,9 @@ class _Line:
             if self._came or self._spent_s:  # not the wait for the first bytes, which has its limit
                 self._spent_s += time.monotonic() - began
             self._came += size
+            self.allowed -= size
+            if self.allowed < 0:
+                raise OSError("the head of an answer, or a part of its body, does not end")
             pulse().beat()
             if self._spent_s >= pace.timeout_s:
                 if self._came < self._spent_s * pace.min_bytes_per_s:
@@ -254,7 +270,7 @@ class Wire:
                 headers = response.headers
                 location = headers.get("Location") if response.status in _REDIRECTS else None
                 if location is None or _SIGNED_ANEW in headers:
-                    yield Answer(response, earlier)
+                    yield Answer(response, earlier, line)
                     return
                 if (response.length or _DRAINED_BYTES) < _DRAINED_BYTES:
                     response.read()

@@ -138,7 +138,13 @@ class RemoteFiles:
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
         """See `Storage.read_range`."""
         listed = self.listed(file)
-        data = self._attempts(listed, lambda: self._get(listed, start, stop))
+
+        def attempt() -> memoryview | None:
+            if stop > listed.num_bytes:
+                raise ValueError(f"the file ends before byte {stop}")
+            return self._get(listed, start, stop)
+
+        data = self._attempts(listed, attempt)
         if data is not None:
             return data.tobytes()
         with closing(self.open(listed)) as opened:

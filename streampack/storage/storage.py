@@ -263,7 +263,7 @@ def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:
         file.seek(start)
         data = file.read(stop - start)
     if len(data) != stop - start:
-        raise OSError(f"the file ends before byte {stop}")
+        raise ValueError(f"the file ends before byte {stop}")  # another attempt gives no more
     return data
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from streampack import sources
 from streampack.errors import ConfigError, StorageError
 from streampack.file_info import FileInfo
+from streampack.remote import catalogs
 from streampack.remote.catalogs import S3Catalog, _Page
 from streampack.remote.wire import RefusedError, Request, Wire
 from streampack.storage.storage import Storage
@@ -189,7 +190,7 @@ def test_a_folder_that_may_be_a_table_is_not_taken_for_another(storage: Storage)
         if "_delta_log" in connection.path:
             connection.answer("503 Slow Down")
         else:
-            connection.answer("200 OK", "", PAGES[1].encode())
+            connection.answer("200 OK", "", PAGES[1].replace("p/b", "p/q/b").encode())
 
     with raw_server(respond) as server:
         options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
@@ -408,13 +409,23 @@ def test_a_listing_of_several_pages_is_followed_to_its_end(tmp_path: Path) -> No
     [
         (b"<html><body>Sign in</body></html>", "transient"),
         (PAGES[0].encode(), "other"),  # its own token
+        (
+            PAGES[0].replace("b&amp;=", "c").encode(),
+            "other",
+        ),  # the token of a page before the first
         (PAGES[0].replace("NextContinuationToken", "Marker").encode(), "other"),  # no token
+        (PAGES[1].replace("p/b", "q/b").encode(), "other"),  # a key outside the folder
+        (PAGES[1].encode() + b" " * 20_000, "transient"),
     ],
 )
-def test_a_listing_that_cannot_be_followed_is_an_error(page: bytes, failure: str) -> None:
+def test_a_listing_that_cannot_be_followed_is_an_error(
+    page: bytes, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogs, "_MOST_PAGE_BYTES", 10_000)
+
     def respond(connection: Connection) -> None:
-        is_first = "continuation-token" not in connection.path
-        connection.answer("200 OK", "", PAGES[0].encode() if is_first else page)
+        is_second = "continuation-token=b" in connection.path
+        connection.answer("200 OK", "", page if is_second else PAGES[0].encode())
 
     with raw_server(respond) as server:
         options = {"endpoint_url": server.url, "key": "a", "secret": "b"}

@@ -77,7 +77,27 @@ def test_an_object_of_s3_that_was_stored_compressed_is_listed_by_its_name(
     assert once.read_range(listed, 0, len(DATA)) == DATA
 
 
+def test_a_size_that_no_file_has_is_refused(once: Storage) -> None:
+    def respond(connection: Connection) -> None:
+        connection.answer("200 OK", f"Content-Length: {10**30}\n")
+
+    with raw_server(respond) as server, pytest.raises(StorageError):
+        once.list(f"{server.url}/a.bin")
+
+
 # Versions
+
+
+def test_the_digest_of_a_range_is_no_version_of_its_file(once: Storage) -> None:
+    def respond(connection: Connection) -> None:
+        if connection.method == "HEAD":
+            connection.answer("200 OK", f"Content-Length: {len(DATA)}\nContent-MD5: a\n")
+        else:
+            of_bytes(connection, 0, 100, "Content-MD5: b\n")
+
+    with raw_server(respond) as server:
+        (file,) = once.list(f"{server.url}/a.bin")
+        assert once.read_range(file, 0, 100) == DATA[:100]
 
 
 @pytest.mark.parametrize(

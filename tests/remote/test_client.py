@@ -109,6 +109,35 @@ def compressed(connection: Connection) -> None:
     served(connection, headers="Content-Encoding: gzip\n", total="*")
 
 
+def compressed_of_the_same_size(connection: Connection) -> None:
+    served(connection, headers="Content-Encoding: gzip\n")
+
+
+def compressed_whole(connection: Connection) -> None:
+    connection.answer("200 OK", "Content-Encoding: gzip\n", DATA)
+
+
+def of_several_parts(connection: Connection) -> None:
+    served(connection, headers="Content-Type: multipart/byteranges; boundary=x\n")
+
+
+def of_two_ranges(connection: Connection) -> None:
+    served(connection, headers="Content-Range: bytes 0-9/10\n")
+
+
+def endless_head(connection: Connection) -> None:
+    while not connection.stopping.is_set():
+        connection.send("HTTP/1.1 100 Continue\n\n" * 1000)
+
+
+def endless_trailer(connection: Connection) -> None:
+    start, stop = begun(connection, CHUNKED)
+    send_chunk(connection, DATA[start:stop])
+    connection.send("0\n")
+    while not connection.stopping.is_set():
+        connection.send("X: y\n" * 1000)
+
+
 def whole_page(connection: Connection) -> None:
     connection.answer("200 OK", "", b"<html>")
 
@@ -120,7 +149,8 @@ def empty(connection: Connection) -> None:
 @pytest.mark.parametrize(
     "respond",
     [cut, cut_in_a_chunk, chunks_of_less, chunks_of_more, without_length_and_cut, shifted,
-     compressed, whole_page, empty],
+     compressed, compressed_of_the_same_size, compressed_whole, of_several_parts, of_two_ranges,
+     whole_page, empty, endless_head, endless_trailer],
 )  # fmt: skip
 def test_an_answer_with_other_bytes_is_an_error(
     respond: Callable[[Connection], None], tmp_path: Path

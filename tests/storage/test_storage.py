@@ -212,6 +212,18 @@ def test_any_fsspec_url_is_read(storage: Storage) -> None:
         memory.rm("/streampack-test", recursive=True)
 
 
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_range_beyond_the_end_is_an_error_at_once(
+    http: HTTPServer, tmp_path: Path, has_ranges: bool
+) -> None:
+    http.ranges = has_ranges
+    url, _ = serve(http, "a.bin")
+    for path in (url, str(http.folder / "a.bin")):
+        with pytest.raises(StorageError) as caught:
+            Storage(cache_dir=tmp_path / "cache").read_range(path, 990, 1001)
+        assert caught.value.failure == "other"
+
+
 def test_a_second_opening_asks_for_no_more_bytes(http: HTTPServer, storage: Storage) -> None:
     url, data = serve(http, "a.bin")
     assert content_of(storage, url) == data
