@@ -13,7 +13,6 @@ part takes batches of ids from memory with and without `Waits`, in turns.
 from __future__ import annotations
 
 import argparse
-import copyreg
 import json
 import multiprocessing
 import random
@@ -52,10 +51,10 @@ from streampack import (
     metrics,
 )
 from streampack.documents.blocks import Texts, make_origin
-from streampack.lane.state import LaneBatch
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource
+from streampack.workers import worker
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -172,14 +171,15 @@ class SlowedFit(BestFitDecreasing):
         return selection
 
 
-def sent(batch: LaneBatch) -> tuple[Any, Any]:
-    """Pickle a batch, perhaps slowly."""
+def encoded(item: Any, *arguments: Any, encode: Any = worker.encode) -> bytes:
+    """Make a worker's message, perhaps slowly."""
     if _delayed == "sending":
         work(BATCH_DELAY_S)
-    return LaneBatch, tuple(batch)
+    message: bytes = encode(item, *arguments)
+    return message
 
 
-copyreg.pickle(LaneBatch, sent)
+worker.encode = encoded  # of workers forked from this process
 
 
 def vocabulary() -> Tokenizer:
