@@ -203,14 +203,13 @@ class S3Catalog(WebCatalog):
         """Return the page after a name; None if the store fails, or begins at no name."""
         try:
             page = self._page(folder, {**asked_for, "start-after": _root(folder) + name})
+            if not page.names or page.names[0] > name:
+                return page
         except Exception as error:  # the page is asked for by its token
-            if failure_of(error) != "transient":
-                self._begins_at_names = False
-            return None
-        if page.names and page.names[0] <= name:
-            self._begins_at_names = False
-            return None
-        return page
+            if failure_of(error) == "transient":
+                return None
+        self._begins_at_names = False
+        return None
 
     def is_folder(self, url: str) -> bool:
         return bool(self._page(url, {"max-keys": "1"}).names)

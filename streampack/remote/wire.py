@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.message import Message
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -36,6 +36,7 @@ from streampack.threads import end_with_process, pulse, start_daemon
 _STEP_S = 0.2
 _OTHER_ADDRESS_S = 3.0  # wait for one of several addresses of a host
 _IDLE_S = 15.0  # after which a server may have closed a connection
+_MOST_IDLE = 32  # connections, as many as threads that fetch; more are to servers of single files
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
@@ -181,8 +182,8 @@ class _Line:
         allowed: number of bytes to receive next, before which a server that goes on is given up.
     """
 
-    def __init__(self, sock: socket.socket, pace: Pace) -> None:
-        self.sock, self.pace, self.allowed = sock, pace, _HEAD_BYTES
+    def __init__(self, origin: Origin, sock: socket.socket, pace: Pace) -> None:
+        self.origin, self.sock, self.pace, self.allowed = origin, sock, pace, _HEAD_BYTES
         self.idle_since = 0.0
         self._began()
 
@@ -258,7 +259,7 @@ class Wire:
         self._pace, self._verify, self._proxy = pace, verify, proxy
         self._context: ssl.SSLContext | None = None
         self._proxies: dict[Origin, str] = {}
-        self._idle: dict[Origin, deque[_Line]] = {}
+        self._idle: deque[_Line] = deque()  # the one used last is the last one
 
     @contextmanager
     def asked(self, request: Request) -> Iterator[Answer]:
@@ -275,13 +276,14 @@ class Wire:
                 if (response.length or _DRAINED_BYTES) < _DRAINED_BYTES:
                     response.read()
             finally:  # also after an error: a body that was not read to its end is left with it
-                self._leave(request.origin, line, response)
+                self._leave(line, response)
             earlier.append(headers)
             request = request.moved(location)
         raise TooManyRedirectsError(f"{_MOST_REDIRECTS} redirections follow one another")
 
     def _answer(self, request: Request) -> tuple[_Line, http.client.HTTPResponse]:
         origin = request.origin
+        self._close_idle()
         proxy = self._proxy_of(origin)
         head = request.head(proxy)
         while True:
@@ -300,24 +302,32 @@ class Wire:
                 raise
 
     def _idle_line(self, origin: Origin) -> _Line | None:
-        idle = self._idle.setdefault(origin, deque())
-        while True:
-            try:
-                line = idle.pop()
-            except IndexError:
-                return None
-            if time.monotonic() - line.idle_since < _IDLE_S and line.is_quiet():
-                return line
-            line.close()
+        for line in reversed([*self._idle]):
+            if line.origin == origin:
+                with suppress(ValueError):  # another thread took it
+                    self._idle.remove(line)
+                    if line.is_quiet():
+                        return line
+                    line.close()
+        return None
 
-    def _leave(self, origin: Origin, line: _Line, response: http.client.HTTPResponse) -> None:
+    def _leave(self, line: _Line, response: http.client.HTTPResponse) -> None:
         if response.length == 0:
             response.read()  # which closes an answer without a body, or read by `read1`
         if response.isclosed() and not response.will_close:
             line.idle_since = time.monotonic()
-            self._idle.setdefault(origin, deque()).append(line)
+            self._idle.append(line)
         else:
             line.close()
+
+    def _close_idle(self) -> None:
+        """Close connections that their servers may have closed, and those above the limit."""
+        with suppress(IndexError):  # another thread took it
+            while (
+                len(self._idle) > _MOST_IDLE
+                or time.monotonic() - self._idle[0].idle_since >= _IDLE_S
+            ):
+                self._idle.popleft().close()
 
     def _proxy_of(self, origin: Origin) -> str:
         if self._proxy is not None:
@@ -344,9 +354,9 @@ class Wire:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if scheme == "https":
                 if proxy:
-                    _tunnel(_Line(sock, self._pace), host, port, proxy)
+                    _tunnel(_Line(origin, sock, self._pace), host, port, proxy)
                 sock = self._encrypted(sock, host)
-            return _Line(sock, self._pace)
+            return _Line(origin, sock, self._pace)
         except BaseException:
             sock.close()
             raise

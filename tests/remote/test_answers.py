@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -197,22 +200,42 @@ class KeptOpen(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_connection_serves_further_requests_after_each_kind_of_answer(once: Storage) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), KeptOpen)
+@contextmanager
+def kept_open() -> Iterator[int]:
+    """Serve `KeptOpen` on a port of all addresses of this machine."""
+    server = ThreadingHTTPServer(("0.0.0.0", 0), KeptOpen)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_connections_to_many_servers_do_not_stay_open(once: Storage) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with kept_open() as port:
+        free = {*range(1000)} - {*map(int, os.listdir("/proc/self/fd"))}
+        resource.setrlimit(resource.RLIMIT_NOFILE, (sorted(free)[120], before[1]))
+        try:
+            for number in range(150):
+                assert once.size(f"http://127.0.1.{number}:{port}/a") == 5
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_connection_serves_further_requests_after_each_kind_of_answer(once: Storage) -> None:
     client = client_of("http", {}, PACE, lambda: None)
     assert client is not None
-    try:
+    KeptOpen.connections = 0
+    with kept_open() as port:
+        url = f"http://127.0.0.1:{port}"
         for _ in range(3):
             assert once.size(f"{url}/a") == 5
             assert once.remote.read_start(f"{url}/moved") == b"12345"
             with asked(client, f"{url}/a", {}) as answer:
                 assert b"".join(answer.parts()) == b"12345"
-        assert KeptOpen.connections == 2  # one of each client
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    assert KeptOpen.connections == 2  # one of each client
