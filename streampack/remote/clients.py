@@ -10,14 +10,13 @@ import os
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from streampack.file_info import split_url
 from streampack.remote.pace import Pace
-from streampack.remote.versions import VERSION_FIELDS
 from streampack.remote.wire import Answer, RefusedError, Request, Wire, basic
 
 _BUFFERS = {  # of fsspec's files, which are not used
@@ -27,7 +26,14 @@ _BUFFERS = {  # of fsspec's files, which are not used
 
 
 class Client(ABC):
-    """Requests to one kind of store; `wire` has its connections."""
+    """Requests to one kind of store.
+
+    Attributes:
+        wire: its connections.
+        marks: headers with marks of a version, by the names that the store's listings give them.
+    """
+
+    marks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -36,9 +42,9 @@ class Client(ABC):
     def request(self, url: str, headers: dict[str, str], version: str) -> Request:
         """Return a signed request for a file, to be refused for another version."""
 
-    @abstractmethod
     def version(self, answer: Answer) -> dict[str, Any]:
         """Return the fields of a version, named as in the store's listings."""
+        return {name: answer.headers.get(header) for name, header in self.marks.items()}
 
     def is_to_be_repeated(self, url: str, error: RefusedError) -> bool:
         """Return True if another request may succeed, as in another region."""
@@ -80,6 +86,8 @@ def answered(client: Client, url: str, request: Callable[[], Request]) -> Iterat
 class WebClient(Client):
     """Files of web servers."""
 
+    marks: ClassVar = {"ETag": "ETag", "Last-Modified": "Last-Modified"}
+
     def __init__(self, wire: Wire, headers: dict[str, str]) -> None:
         super().__init__(wire)
         self._headers = headers
@@ -94,10 +102,6 @@ class WebClient(Client):
             headers = {"Authorization": basic(name, password), **headers}
         plain = urlunsplit(parts._replace(netloc=netloc, fragment=""))
         return Request(plain, {**self._headers, **headers}, method)
-
-    def version(self, answer: Answer) -> dict[str, Any]:
-        fields = {name: answer.headers.get(name) for name in VERSION_FIELDS}
-        return {**fields, "Content-MD5": None} if answer.status == 206 else fields  # of the range
 
     def size(self, answer: Answer) -> int | None:
         # A file that is compressed in transfer has another size.
@@ -129,6 +133,8 @@ def _web(options: dict[str, Any], pace: Pace) -> Client | None:
 
 class S3Client(Client):
     """Objects of S3, and of stores with its protocol."""
+
+    marks: ClassVar = {"ETag": "ETag"}
 
     def __init__(self, options: dict[str, Any], pace: Pace) -> None:
         import botocore.session
@@ -225,9 +231,6 @@ class S3Client(Client):
             return is_other and not self._endpoint
         return False
 
-    def version(self, answer: Answer) -> dict[str, Any]:
-        return {"ETag": answer.headers.get("ETag")}
-
 
 def own_endpoint() -> str | None:
     """Return the endpoint of S3 that the environment names."""
@@ -260,6 +263,8 @@ def _s3(options: dict[str, Any], pace: Pace) -> Client | None:
 class GoogleClient(Client):
     """Objects of Google Cloud Storage, with the credentials of gcsfs, which are google.auth's."""
 
+    marks: ClassVar = {"generation": "x-goog-generation"}
+
     def __init__(self, filesystem: Any, pace: Pace) -> None:
         super().__init__(Wire(pace))
         self._credentials = filesystem.credentials
@@ -278,12 +283,11 @@ class GoogleClient(Client):
         stored = {"Accept-Encoding": "gzip", **credentials, **headers}
         return Request(self._url(url) + self._payer + same, stored)
 
-    def version(self, answer: Answer) -> dict[str, Any]:
-        return {"generation": answer.headers.get("x-goog-generation")}
-
 
 class AzureClient(Client):
     """Blobs of Azure, with azure-storage-blob's URLs and signatures."""
+
+    marks: ClassVar = {"etag": "ETag"}
 
     def __init__(self, filesystem: Any, pace: Pace) -> None:
         from azure.storage.blob import BlobServiceClient
@@ -319,9 +323,6 @@ class AzureClient(Client):
                 self._token = signer.get_token("https://storage.azure.com/.default")
             request.headers["Authorization"] = f"Bearer {self._token.token}"
         return Request(request.url, dict(request.headers.items()))
-
-    def version(self, answer: Answer) -> dict[str, Any]:
-        return {"etag": answer.headers.get("ETag")}
 
 
 class HubClient(Client):

@@ -9,20 +9,9 @@ from streampack.errors import StorageError
 from streampack.file_info import FileInfo, replaced, shown
 
 #: Fields that differ between versions of a file, by file system; the most reliable first.
-VERSION_FIELDS = (
-    "ETag",
-    "generation",
-    "etag",
-    "md5Hash",
-    "content_md5",
-    "Content-MD5",
-    "Digest",
-    "Last-Modified",
-    "LastModified",
-    "updated",
-    "mtime",
-    "created",
-)
+_FIELDS = (
+    "ETag", "generation", "etag", "Last-Modified", "LastModified", "updated", "mtime", "created",
+)  # fmt: skip
 _AND_TIME = "; Last-Modified "
 
 
@@ -53,7 +42,7 @@ def version_of(info: dict[str, Any]) -> str:
     """
     if "blob_id" in info:  # for the Hub, which sends one of these as ETag
         info = {"ETag": (info.get("lfs") or {}).get("sha256") or info["blob_id"]}
-    for name in VERSION_FIELDS:
+    for name in _FIELDS:
         field = info.get(name) or ""
         if isinstance(field, datetime):  # listings and look-ups may differ in the type of times,
             field = field.timestamp()

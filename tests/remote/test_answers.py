@@ -91,12 +91,14 @@ def test_a_size_that_no_file_has_is_refused(once: Storage) -> None:
 # Versions
 
 
-def test_the_digest_of_a_range_is_no_version_of_its_file(once: Storage) -> None:
+def test_a_header_that_differs_by_answer_is_no_version(once: Storage) -> None:
     def respond(connection: Connection) -> None:
         if connection.method == "HEAD":
-            connection.answer("200 OK", f"Content-Length: {len(DATA)}\nContent-MD5: a\n")
+            connection.answer(
+                "200 OK", f"Content-Length: {len(DATA)}\nContent-MD5: a\nUpdated: 1\n"
+            )
         else:
-            of_bytes(connection, 0, 100, "Content-MD5: b\n")
+            of_bytes(connection, 0, 100, "Content-MD5: b\nUpdated: 2\n")
 
     with raw_server(respond) as server:
         (file,) = once.list(f"{server.url}/a.bin")
