@@ -94,7 +94,7 @@ class GroupMembers:
         sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self._group.size())]
         work = self._group.allgather([received], [sent], AllgatherOptions())
-        # A group that is dropped waits for its collectives, with Python locked, so it is kept, too.
+        # Whoever drops a group waits for its collectives, so it is kept, too, while one is pending.
         keep(work, (sent, received, self._group))
         try:
             work.wait(timedelta(seconds=self._timeout_s))

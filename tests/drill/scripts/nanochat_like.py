@@ -100,4 +100,6 @@ while step < config.num_iterations:
             new.write_text(json.dumps({"step": step, "data": position}))
             new.rename(FOLDER / f"meta_{step:06d}.json")  # last, so that the others are whole
 dist.barrier()
+# Threads of gloo, which these hold, may abort the process at its exit.
+model = optimizers = loss = None  # type: ignore[assignment]
 dist.destroy_process_group()

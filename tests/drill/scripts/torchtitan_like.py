@@ -86,4 +86,6 @@ while step < config.steps:
     step += 1
     if step % INTERVAL == 0:
         dcp.save(states(), checkpoint_id=config.folder / f"step-{step}")
+# Threads of gloo, which these hold, may abort the process at its exit.
+model = optimizer = scheduler = loss = None  # type: ignore[assignment]
 dist.destroy_process_group()
