@@ -13,7 +13,7 @@ from streampack.names.folders import Entries, Folders, join
 from streampack.names.listing import folder_files, has_ending, pattern_files
 from streampack.names.marks import marks_among
 from streampack.names.matching import has_glob
-from streampack.remote.catalogs import Catalog
+from streampack.remote.catalogs import Catalog, Elsewhere
 from streampack.remote.versions import info_from
 from streampack.threads import in_threads
 
@@ -54,7 +54,7 @@ class RemoteFolders(Folders):
     def _inside(self, folder: str, *, deep: bool) -> Iterator[tuple[str, FileInfo | None]]:
         inside = partial(self._catalog.inside, folder, deep=deep)
         for name, item in self._ask(folder, lambda: list(inside()), []):
-            url = name if "://" in name else join(folder, name)
+            url = str(name) if isinstance(name, Elsewhere) else join(folder, name)
             yield name, None if item is None else info_from(url, item)
 
     def files(self, names: Sequence[str], endings: Sequence[str]) -> list[list[FileInfo]]:

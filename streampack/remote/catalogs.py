@@ -40,6 +40,10 @@ class _Page(NamedTuple):
     token: str
 
 
+class Elsewhere(str):
+    """URL of a file that a file system lists for a folder under another name."""
+
+
 class Catalog(Protocol):
     """Names in the stores of one protocol. Fields of files are named as by fsspec."""
 
@@ -47,7 +51,7 @@ class Catalog(Protocol):
         """Return the fields of a file; of a folder its "type", "directory"."""
 
     def inside(self, folder: str, *, deep: bool) -> Items:
-        """Yield names below a folder, relative to it or as URLs, and fields.
+        """Yield names below a folder, relative to it or `Elsewhere`, and fields.
 
         Args:
             folder: URL of the folder.
@@ -91,7 +95,7 @@ class FsspecCatalog:
             if path.startswith(root):  # not the folder itself, nor a file that it is
                 yield path.removeprefix(root), item if is_file else None
             elif deep and is_file:
-                yield self._filesystem.unstrip_protocol(path), item
+                yield Elsewhere(self._filesystem.unstrip_protocol(path)), item
 
     def is_folder(self, url: str) -> bool:
         # A store lists the siblings of a missing folder.
@@ -254,9 +258,9 @@ class S3Catalog(WebCatalog):
         items = [item for item in items if item[0] and not item[0].endswith("/")]
         folders = [named(entry, "Prefix") for entry in page.findall("{*}CommonPrefixes")]
         items += [(name.rstrip("/"), None) for name in folders]
-        is_cut = _text(page, "IsTruncated") == "true"
-        token = _text(page, "NextContinuationToken") if is_cut else ""
-        if is_cut and not token:
+        is_cut = _text(page, "IsTruncated").lower()  # some stores leave it out
+        token = "" if is_cut == "false" else _text(page, "NextContinuationToken")
+        if is_cut == "true" and not token:
             raise ValueError("a page of the listing is cut and names no next one (list-type=2)")
         return _Page(items, sorted([*names, *folders]), token)
 

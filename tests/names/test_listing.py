@@ -359,6 +359,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_keys_of_s3_are_listed_as_they_are(s3: S3Server, storage: Storage) -> None:
     keys = ["a b", "a+b", "a%20b", "ä/ü&<>\"'", "t\tb", "//two", "d/", "d/e", "d/f/", "z"]
+    keys += ["http://other/a", "file:///other/a"]  # no URLs, although a page may look like one
     for key in keys:
         s3.put(f"p/{key}.bin" if key[-1] != "/" else f"p/{key}", key.encode())
     named = [f"s3://bucket/p/{key}.bin" for key in keys if key[-1] != "/"]
@@ -402,6 +403,20 @@ def test_a_listing_of_several_pages_is_followed_to_its_end(tmp_path: Path) -> No
         assert listed == [FileInfo("s3://bucket/p/a.bin", 3), FileInfo("s3://bucket/p/b+ c.bin", 4)]
         assert listed[0].version == "ETag x"
         assert len(answers) == 5
+
+
+@pytest.mark.parametrize("is_truncated", ["True", ""])
+def test_a_page_with_a_token_is_followed_also_if_its_mark_is_not_the_usual_one(
+    is_truncated: str,
+) -> None:
+    def respond(connection: Connection) -> None:
+        page = PAGES["continuation-token=b" in connection.path]
+        connection.answer("200 OK", "", page.replace("true", is_truncated).encode())
+
+    with raw_server(respond) as server:
+        options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
+        storage = Storage(retries=0, storage_options=options)
+        assert len(storage.list("s3://bucket/p/*.bin")) == 2
 
 
 @pytest.mark.parametrize(
