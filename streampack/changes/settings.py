@@ -5,8 +5,10 @@ Steps, for each lane:
   2. Remove the rows of delivered batches from the plan of the current round. Tokens of a document
      outside these rows remain. Rows are delivered in shuffled order, so several parts of one
      document may remain, each a separate entry from here on.
-  3. Tokens that the old settings dropped with a delivered row stay dropped. A document without any
-     delivered token is unchanged, even if the old overflow policy would have cut or dropped it.
+  3. Tokens that the old settings dropped with a delivered row stay dropped, and so do documents
+     that they dropped whole in a round with a delivered batch, which has counted them. Any other
+     document without a delivered token is unchanged, even if the old overflow policy would have
+     cut or dropped it.
   4. Documents that are taken out from here on (`exclude`, deleted rows of tables) leave the window,
      with all parts of them that remain.
   5. The remaining entries form the window of the next round, which continues to read and plans with
@@ -137,9 +139,11 @@ def carry_over(
     entries, position, emitted = place.entries, place.position, state["emitted"]
     if current is not None and emitted:
         entries = _left(entries, current.planned, emitted, place.continued)
-    in_part, masked = place.continued, [0, 0]
+    # Documents that were taken out before count with the lane's next batch, which is still to come.
+    in_part, masked = place.continued, state.get(MASKED, [0, 0])
     if (hits := mask_of(config).hits(entries.origin)).any():
-        masked = _counts(entries.pick(hits), bool(in_part and hits[-1]))
+        counts = _counts(entries.pick(hits), bool(in_part and hits[-1]))
+        masked = [old + new for old, new in zip(masked, counts, strict=True)]
         in_part = bool(in_part and not hits[-1])
         entries = entries.pick(~hits)
     if before.source is not config.source:
@@ -286,7 +290,7 @@ def _ended(
     dropped = plan.dropped_by(went)
     order = np.lexsort((plan.start, plan.document))
     stops = np.searchsorted(plan.document[order], np.arange(count + 1))
-    whole: NDArray[np.bool_] = (most > 0) & (most <= dropped)
+    whole: NDArray[np.bool_] = most <= dropped  # counted with the round's first batch
     if not len(order):
         return whole
     last = order[stops[1:] - 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import PackedDataset, PackedLoader, Topology, merge_states
+from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology, merge_states
 from streampack.errors import ConfigError, StateError
 from streampack.exclusion.lookup import Lookup
 from streampack.testing import SimulatedRanks
@@ -118,6 +119,26 @@ def test_documents_are_taken_out_in_the_middle_of_a_run_and_every_token_is_count
     assert len(delivered) + tokens == sum(map(len, DOCUMENTS))
     (event,) = end["excluded"]
     assert (event["batch"], event["step"]) == (state["next_batch"], state["next_batch"] // later)
+
+
+@pytest.mark.parametrize("overflow", ["split", "drop"])
+def test_takedowns_in_a_row_count_every_token_once_delivered_dropped_or_taken_out(
+    overflow: Any,
+) -> None:
+    records = [{"tokens": ids.tolist(), "n": i} for i, ids in enumerate(DOCUMENTS[:300])]
+    state, counted = None, 0
+    for taken_out, steps in (([], 20), (OUT[:30], 1), (OUT, 10_000)):
+        dataset = PackedDataset(
+            records, packer=BestFitDecreasing(seq_len=64, overflow=overflow), batch_size=2, lanes=6,
+            tokens="tokens", exclude={"n": taken_out}, topology=Topology(),
+        )  # fmt: skip
+        loader = PackedLoader(dataset)
+        if state is not None:
+            loader.load_state_dict(state)
+        list(islice(loader, steps))
+        state, metrics = loader.state_dict(), loader.metrics()
+        counted += metrics.tokens + metrics.composition.dropped + metrics.excluded_tokens
+    assert counted == sum(len(record["tokens"]) for record in records)
 
 
 def test_a_set_may_grow_and_another_is_refused(folder: Path, tmp_path: Path) -> None:

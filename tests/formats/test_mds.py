@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streampack import PackedDataset, PackedLoader
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError
 from streampack.files.integer_arrays import UngatheredDocuments
 from streampack.formats.mds.index import new_hash
 from streampack.formats.mds.source import MDS
+from streampack.mixtures.source import Mixture
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.indexed import Items
 from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds
@@ -325,3 +328,21 @@ def test_a_block_left_in_place_is_taken_in_any_order(tmp_path: Path, dtype: str)
                 assert whole.document(i).tolist() == ids[count + i].tolist()
             count += len(whole)
     assert count == 40
+
+
+def test_names_do_not_count_as_tokens_so_a_mixture_keeps_its_shares_when_they_take_documents_out(
+    tmp_path: Path,
+) -> None:
+    samples = [{"tokens": ids, "name": f"{i}"} for i, ids in enumerate(arrays(50))]
+    write(tmp_path, {"tokens": "ndarray:uint16", "name": "str"}, samples)
+
+    def loader(exclude: Any) -> PackedLoader:
+        named = MDS(str(tmp_path), tokens="tokens")
+        mixture = Mixture({"named": named, "listed": Items(samples, tokens="tokens")})
+        return PackedLoader(PackedDataset(mixture, seq_len=64, exclude=exclude))
+
+    first = loader(None)
+    next(iter(first))
+    later = loader({"name": ["3"]})
+    later.load_state_dict(first.state_dict())
+    assert len(list(later)) > 1

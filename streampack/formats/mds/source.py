@@ -172,7 +172,7 @@ class MDS(RecordFiles):
         token_bytes = sum(
             math.prod(column.shape) * (4 if column.dtype is None else column.dtype.itemsize)
             for column in columns
-            if column.setting != "document_fields"
+            if column.setting not in ("document_fields", "names")
         )
         if self.beside is not None:  # images are most of the data
             token_bytes = 144
