@@ -11,10 +11,10 @@ from urllib.parse import quote, unquote_plus, urldefrag, urlencode
 
 from streampack.file_info import split_url
 from streampack.remote.clients import S3Client, WebClient, answered
-from streampack.remote.failures import failure_of
+from streampack.remote.failures import RefusedError, failure_of
 from streampack.remote.pace import Pace
 from streampack.remote.retries import with_retries
-from streampack.remote.wire import KEPT_IN_URL, RefusedError
+from streampack.remote.wire import KEPT_IN_URL
 from streampack.threads import in_threads
 
 #: Name and fields of a file, or None for a folder.

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from streampack.file_info import split_url
+from streampack.remote.connections import basic
+from streampack.remote.failures import RefusedError
 from streampack.remote.pace import Pace
-from streampack.remote.wire import Answer, RefusedError, Request, Wire, basic
+from streampack.remote.wire import Answer, Request, Wire
 
 _BUFFERS = {  # of fsspec's files, which are not used
     "block_size", "cache_options", "cache_type", "default_block_size", "default_cache_type",

@@ -51,22 +51,12 @@ _CODES: dict[str, StoreFailure] = {
     "RequestTimeout": "transient", "ExpiredToken": "denied", "InvalidToken": "denied",
 }  # fmt: skip
 _LASTING_ERRNOS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.ENAMETOOLONG,
-    errno.ENOLCK,
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG, errno.ENOLCK,
     errno.ENOSYS,
-}
+}  # fmt: skip
 _LASTING = (
-    IsADirectoryError,
-    NotImplementedError,
-    ImportError,
-    TypeError,
-    ValueError,
-    MemoryError,
-)
+    IsADirectoryError, NotImplementedError, ImportError, TypeError, ValueError, MemoryError,
+)  # fmt: skip
 #: Errors of botocore, by name, for credentials that are missing, incomplete or expired.
 _NO_CREDENTIALS = re.compile("botocore.*(NoCred|PartialCred|NoAuthToken|SSO|ProfileNotFound)")
 
@@ -82,6 +72,22 @@ _TOLD_S = 10.0  # an outage that lasts longer is a warning
 
 class TooSlowError(OSError):
     """Raised if bytes arrive too slowly to wait for the end."""
+
+
+class RefusedError(OSError):
+    """Raised for an answer that is a refusal.
+
+    Attributes:
+        status: its HTTP status.
+        headers: its headers.
+        store_code: the store's name for the reason, as "NoSuchKey".
+    """
+
+    def __init__(
+        self, status: int, words: str, headers: dict[str, str] | None = None, code: str = ""
+    ) -> None:
+        super().__init__(f"{status} {words}")
+        self.status, self.headers, self.store_code = status, headers or {}, code
 
 
 def failure_of(error: BaseException) -> StoreFailure:

@@ -16,13 +16,9 @@ from streampack.remote.failures import without_secrets
 #: The extra or the package with a protocol's file system, which fsspec imports at its first use.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
 _PACKAGES = {
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
+    "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "hf": "huggingface_hub",
-}
+}  # fmt: skip
 
 
 def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) -> Any:

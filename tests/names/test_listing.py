@@ -18,7 +18,8 @@ from streampack.errors import ConfigError, StorageError
 from streampack.file_info import FileInfo
 from streampack.remote import catalogs
 from streampack.remote.catalogs import S3Catalog, _Page
-from streampack.remote.wire import RefusedError, Request, Wire
+from streampack.remote.failures import RefusedError
+from streampack.remote.wire import Request, Wire
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import HTTPServer, S3Server
