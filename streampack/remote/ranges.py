@@ -19,11 +19,11 @@ _PART_BYTES = 1 << 20
 
 
 class Start(NamedTuple):
-    """The first bytes of a file, its version, and its size if it is known."""
+    """The first bytes of a file, its version and its size."""
 
     data: bytes
-    version: str = ""
-    size: int | None = None
+    version: str
+    size: int
 
 
 class Reader(Protocol):
@@ -36,8 +36,11 @@ class Reader(Protocol):
     def range(self, listed: FileInfo, start: int, stop: int) -> memoryview | None:
         """Fetch bytes [start, stop) of a file; return None if the server has no ranges."""
 
-    def start(self, url: str, most: int | None) -> Start:
-        """Fetch the first `most` bytes of a file, or all of it; fewer at its end."""
+    def start(self, url: str, most: int | None) -> Start | None:
+        """Fetch the first `most` bytes of a file, or all of it; fewer at its end.
+
+        Return None if an answer does not tell whether it is complete.
+        """
 
     def parts(self, listed: FileInfo) -> Generator[bytes, None, None]:
         """Yield all bytes of a file as they come."""
@@ -129,35 +132,31 @@ class OverFsspec:
     def __init__(self, filesystem: Any, pace: Pace, version_now: Callable[[str], str]) -> None:
         self._filesystem, self._pace, self._version_now = filesystem, pace, version_now
         # fsspec would otherwise read beyond the range.
-        self._options = {} if filesystem.async_impl else {"cache_type": "none"}
+        self._options: dict[str, Any] = {} if filesystem.async_impl else {"cache_type": "none"}
 
     def range(self, listed: FileInfo, start: int, stop: int) -> memoryview | None:
+        size, bounds = stop - start, {"start": start, "end": stop, **self._options}
         try:
-            data = self._cat(listed.path, stop - start, start=start, end=stop)
+            data = self._pace.call(
+                self._filesystem, "cat_file", listed.path, num_bytes=size, **bounds
+            )
         except (NotImplementedError, io.UnsupportedOperation):
             return None
-        if len(data) != stop - start:
-            raise OSError(f"{len(data)} bytes came instead of {stop - start}")
+        first_fetch().add(len(data))
+        if len(data) == listed.num_bytes != size:
+            return None
+        if len(data) != size:
+            raise OSError(f"{len(data)} bytes came instead of {size}")
         self._check(listed)
         return memoryview(data)
 
-    def start(self, url: str, most: int | None) -> Start:
-        asked_for = {} if most is None else {"start": 0, "end": most}
-        try:
-            return Start(self._cat(url, most or _PART_BYTES, **asked_for))
-        except (NotImplementedError, io.UnsupportedOperation):
-            return Start(b"".join(self._chunks(url))[:most])
+    def start(self, url: str, most: int | None) -> Start | None:
+        return None
 
     def parts(self, listed: FileInfo) -> Generator[bytes, None, None]:
         self._check(listed)
         yield from _exactly(listed, self._chunks(listed.path))
         self._check(listed)
-
-    def _cat(self, url: str, num_bytes: int, **asked_for: int) -> bytes:
-        pace, options = self._pace, {**asked_for, **self._options}
-        data: bytes = pace.call(self._filesystem, "cat_file", url, num_bytes=num_bytes, **options)
-        first_fetch().add(len(data))
-        return data
 
     def _chunks(self, url: str) -> Iterator[bytes]:
         with self._filesystem.open(url, "rb") as file:

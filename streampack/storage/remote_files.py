@@ -155,8 +155,8 @@ class RemoteFiles:
     ) -> bytes:
         """Read the first bytes of a file, or all of it; fewer at its end.
 
-        It takes one request, also if the size is unknown, and caches nothing. See `with_retries`
-        for `doing`.
+        It takes one request, also if the size is unknown (by fsspec one more), and caches nothing.
+        See `with_retries` for `doing`.
 
         Raises:
             StateError: the file was replaced since this process read it.
@@ -174,11 +174,11 @@ class RemoteFiles:
                 if error.failure != "other":  # as for a range of an empty file
                     raise
             else:
-                if part.size is not None:
+                if part is not None:
                     info = self._with_start(FileInfo(url, part.size, part.version))
                     self._looked_up.keep(url, lambda: info)
-                fetched.append(len(part.data))
-                return part.data
+                    fetched.append(len(part.data))
+                    return part.data
         size = self.look_up(url).num_bytes
         return self._storage.read_range(
             url, 0, size if most_bytes is None else min(most_bytes, size)

@@ -327,6 +327,14 @@ def test_a_file_that_the_cache_cannot_hold_is_named(
     read(Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=4 * SIZE), url)
 
 
+def test_a_server_without_ranges_is_read_by_fsspec_too(url: str, tmp_path: Path) -> None:
+    options = {"params": {"a": "b"}}  # which our own requests do not know
+    storage = Storage(cache_dir=tmp_path / "cache", retries=0, storage_options=options)
+    assert storage.remote.read_start(url, 100) == DATA[:100]
+    assert storage.read_range(url, 5, 999) == DATA[5:999]
+    read(storage, url)
+
+
 class WholeOnly(MemoryFileSystem):  # type: ignore[misc]
     """A protocol that sends whole files only."""
 
