@@ -30,7 +30,7 @@ _LEAST_BYTES = 4096  # smallest space that a file takes on a disk
 _LOOKS = 32  # scans of a zone by a process, while it adds the zone's share of the limit
 _STALE_S = 600.0  # age at which a part has no writer
 _UNUSED_S = 24 * 3600.0  # after which a file is of no run
-_RECENT = 16  # part of the room for files read last: others may read them too
+_RECENT = 64  # part of the room for files read last: others may read them too
 _DERIVED = 4  # part of the room for derived content used last
 _LISTS = "lists"  # folder of the lists of files that runs read in later epochs
 _TOLD_S = 3600.0  # between two signs of a run that has another epoch to come
@@ -188,7 +188,7 @@ class Room:
 
     def look(self, zone: int, *, is_full: bool = False) -> None:
         """Keep a zone below its share of the limit; on a full disk, free half of it."""
-        now_s, kept = time.time(), self.quota * 15 // 16  # processes add files between their looks
+        now_s, kept = time.time(), self.quota - self.quota // _LOOKS  # added up to the next look
         files: list[Entry] = []
         for item in self._items(zone):
             with suppress(OSError):

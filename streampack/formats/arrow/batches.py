@@ -91,7 +91,8 @@ class Batches:
 
     @classmethod
     def of(cls, file: StoredFile) -> Batches:
-        """Return the batches of a file; the latest files are kept."""
+        """Return the batches of a file that is opened for its heads; the latest files are kept."""
+        file.needed_again = True  # by the parts that have the batches
         return _kept.keep(file.version, lambda: cls(file))
 
     @cached_property
@@ -184,6 +185,7 @@ class Batches:
         try:
             while not self._reaches(at):
                 with open_file() as file:  # with a plan for these heads
+                    file.needed_again = True
                     file.plan(self.heads(file, at))
                     self.batch(file, len(self._known) + FIRST_BLOCKS - 1)
         finally:

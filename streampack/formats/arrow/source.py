@@ -150,7 +150,7 @@ class Arrow(RowFiles):
         return None
 
     def _decoded(
-        self, stored: StoredFile, batches: Batches, _first: int, start: int, high: int
+        self, stored: StoredFile, batches: Batches, begin: int, start: int, high: int
     ) -> Iterator[Rows]:
         """Yield the rows from `start` on, in parts of batches."""
         fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
@@ -161,6 +161,7 @@ class Arrow(RowFiles):
                     return
                 if not batches.enterable and not batches.has_dictionaries:
                     raise DamagedFileError("it has a dictionary for no column")
+                stored.needed_again = place.first < begin  # by the part that has these rows
                 if stop < 0 or stop > place.first:
                     stop = batches.stop(stored, k, high)
                 low, end = max(start - place.first, 0), min(stop, place.stop) - place.first

@@ -262,7 +262,9 @@ class WebDataset(RecordFiles):
             most = ALL if high == weight else -(-high * size // weight)
             document, offset, outcome = 0, 0, MORE
             if position is not None or least:
+                file.needed_again = True  # by the parts that have the samples before
                 document, offset, outcome = self._samples.first(shard, file, position, least)
+                file.needed_again = False
                 if position is not None and offset >= most:
                     return
             while outcome == MORE and offset < most:
