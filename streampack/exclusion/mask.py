@@ -198,7 +198,7 @@ class MaskedStream(AroundStream):
     def _refuse_endless(self) -> None:
         epoch = self.epoch
         self._empty_since = epoch if self._empty_since is None else self._empty_since
-        if epoch > self._empty_since + 1:
+        if epoch > self._empty_since + 1 and _is_endless(self.inner):
             raise self._endless(epoch - 1)
 
     def _endless(self, epoch: int) -> ConfigError:
@@ -208,6 +208,15 @@ class MaskedStream(AroundStream):
             "Leave out exclude=, or use fewer lanes.",
             setting="exclude",
         )
+
+
+def _is_endless(stream: Any) -> bool:
+    """Return whether the run of a lane's stream has no end."""
+    while not hasattr(stream, "_config"):
+        if hasattr(stream, "_members"):  # a source of a mixture may be endless by itself
+            return bool(stream._endless)
+        stream = getattr(stream, "inner", None) or stream._stream
+    return stream._config.epochs is None
 
 
 def mask_of(config: LaneConfig) -> Mask:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology, merge_states
 from streampack.errors import ConfigError, StateError
 from streampack.exclusion.lookup import Lookup
+from streampack.ordering import ByField
+from streampack.sources import Mixture
 from streampack.testing import SimulatedRanks
 
 COUNT = 600
@@ -139,6 +141,25 @@ def test_takedowns_in_a_row_count_every_token_once_delivered_dropped_or_taken_ou
         state, metrics = loader.state_dict(), loader.metrics()
         counted += metrics.tokens + metrics.composition.dropped + metrics.excluded_tokens
     assert counted == sum(len(record["tokens"]) for record in records)
+
+
+@pytest.mark.parametrize("kind", ["order", "mixture"])
+def test_a_finite_run_ends_in_lanes_that_keep_no_document(kind: str) -> None:
+    records = [{"tokens": [i + 1] * 3, "n": i} for i in range(6)]
+    settings: dict[str, Any] = {"exclude": {"n": [0, 1, 2, 3, 4]}}
+    source: Any = records
+    if kind == "order":
+        settings |= {"order": ByField("n"), "document_fields": {"n": "int32"}}
+    else:
+        source = Mixture(
+            {"kept": records[5:], "other": records[:5]}, weights={"kept": 1, "other": 1}
+        )
+    dataset = PackedDataset(
+        source, seq_len=8, batch_size=1, lanes=3, epochs=5, topology=Topology(), **settings
+    )
+    loader = PackedLoader(dataset)
+    assert sum(batch.num_tokens for batch in loader) == 5 * 3
+    assert loader.metrics().excluded == 5 * 5
 
 
 def test_a_set_may_grow_and_another_is_refused(folder: Path, tmp_path: Path) -> None:
