@@ -308,10 +308,10 @@ class RemoteFiles:
     def look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
         asked = Future[FileInfo]()
-        while (other := self._asked.setdefault(url, asked)) is not asked:
-            with suppress(CancelledError):  # its thread was interrupted
-                return other.result()  # lanes open a file at the same time
         try:
+            while (other := self._asked.setdefault(url, asked)) is not asked:
+                with suppress(CancelledError):  # its thread was interrupted
+                    return other.result()  # lanes open a file at the same time
             info = self._looked_up.keep(url, lambda: self._ask(url, self._storage.retries))
             asked.set_result(info)
             return info
@@ -319,7 +319,8 @@ class RemoteFiles:
             asked.set_exception(error)
             raise
         finally:
-            self._asked.pop(url)
+            if self._asked.get(url) is asked:
+                del self._asked[url]
             asked.cancel()
 
     def _ask(self, url: str, retries: int | None) -> FileInfo:

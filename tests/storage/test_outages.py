@@ -320,6 +320,24 @@ def test_threads_that_look_up_a_file_at_once_ask_once_and_get_one_answer(
         assert len(server.requests) == (1 if status == "200 OK" else 2 * one_look)
 
 
+def test_a_look_up_after_an_interrupted_one_asks_anew(
+    http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (http.folder / "a.bin").write_bytes(DATA)
+
+    class Interrupted(dict[str, Any]):
+        def setdefault(self, url: str, asked: Any) -> Any:  # type: ignore[override]
+            super().setdefault(url, asked)
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.remote, "_asked", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            storage.remote.look_up(f"{http.url}/a.bin")
+        assert not storage.remote._asked
+    assert storage.remote.look_up(f"{http.url}/a.bin").num_bytes == len(DATA)
+
+
 def test_errors_in_threads_are_raised_in_the_order_of_the_items() -> None:
     def check(number: int) -> int:
         if number % 3 == 2:
