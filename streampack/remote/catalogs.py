@@ -77,6 +77,9 @@ class FsspecCatalog:
             info: dict[str, Any] = self._pace.call(
                 self._filesystem, "info", url, num_bytes=0, **more
             )
+            is_empty = info.get("type") == "file" and info.get("size") == 0
+            if is_empty and self._pace.call(self._filesystem, "cat_file", url, num_bytes=0):
+                raise OSError("it has bytes, and the server declares a size of 0")
             return info
         except Exception as error:
             if failure_of(error) in ("denied", "other"):  # the body contains the reason

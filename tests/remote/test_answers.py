@@ -71,6 +71,19 @@ def test_a_file_of_a_server_that_counts_no_byte_for_head_is_read(once: Storage) 
         assert once.size(f"{server.url}/empty") == 0
 
 
+def test_a_file_that_fsspec_takes_for_empty_is_an_error_if_it_is_not(tmp_path: Path) -> None:
+    def respond(connection: Connection) -> None:
+        has_bytes = connection.method == "GET" and "/empty" not in connection.path
+        connection.answer("200 OK", "", DATA if has_bytes else b"")
+
+    options = {"params": {"a": "b"}}  # which our own requests do not know
+    once = Storage(cache_dir=tmp_path, retries=0, storage_options=options)
+    with raw_server(respond) as server:
+        assert once.size(f"{server.url}/empty") == 0
+        with pytest.raises(StorageError):
+            once.size(f"{server.url}/a.bin")
+
+
 def test_an_object_of_s3_that_was_stored_compressed_is_listed_by_its_name(
     s3: S3Server, once: Storage
 ) -> None:
