@@ -346,3 +346,15 @@ def test_names_do_not_count_as_tokens_so_a_mixture_keeps_its_shares_when_they_ta
     later = loader({"name": ["3"]})
     later.load_state_dict(first.state_dict())
     assert len(list(later)) > 1
+
+
+@pytest.mark.parametrize(("encoding", "convert"), [("int", int), ("uint8", np.uint8), ("str", str)])
+def test_keys_of_integers_and_of_names_take_documents_out(
+    tmp_path: Path, encoding: str, convert: Any
+) -> None:
+    samples = [{"tokens": np.full(3, i, np.uint16), "key": convert(i)} for i in range(50)]
+    write(tmp_path, {"tokens": "ndarray:uint16", "key": encoding}, samples, size_limit=500)
+    source = MDS(str(tmp_path), tokens="tokens")
+    dataset = PackedDataset(source, seq_len=16, exclude={"key": [3, 49]})
+    ids = {token for batch in dataset for token in batch.input_ids.flatten().tolist()}
+    assert ids == set(range(50)) - {3, 49}

@@ -251,7 +251,7 @@ class MDS(RecordFiles):
             columns += [column_of(layout, name, "loss_mask", where, "uint8") for name in masks]
         types = self.field_types
         named = [(name, "token_fields") for name in types.token if self.fields.tokenized]
-        kinds = dict.fromkeys(types.keys, "names")
+        kinds = dict.fromkeys(types.keys.keys() - self._integer_keys(layout), "names")
         named += [(name, kinds.get(name, "document_fields")) for name in types.document]
         present = [field for field in named if not types.optional or field[0] in layout.names]
         return columns + [
@@ -260,6 +260,15 @@ class MDS(RecordFiles):
             else column_of(layout, name, setting, where)
             for name, setting in present
         ]
+
+    def _integer_keys(self, layout: ShardColumns) -> set[str]:
+        """Return the columns of integers with values that are looked up as keys."""
+        encodings = dict(zip(layout.names, layout.encodings, strict=True))
+        return {
+            name
+            for name, keys in self.field_types.keys.items()
+            if hasattr(keys, "of_integers") and "int" in encodings.get(name, "").split(":")[0]
+        }
 
     @property
     def _beside(self) -> list[str]:
@@ -353,6 +362,9 @@ class MDS(RecordFiles):
                     fields[column.name] = values
                     if column.setting != "loss_mask":
                         fields[column.name] = values.view(column.dtype).reshape(-1, *column.shape)
+            for name in self._integer_keys(self._layout(shard)):
+                numbers = found["document_fields"][name]
+                found["document_fields"][name] = self.field_types.keys[name].of_integers(numbers)
             of_documents = found.get("document_fields", {})
             block = replace(block, document_fields=of_documents)
             if isinstance(block, Documents):
