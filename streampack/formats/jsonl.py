@@ -258,8 +258,10 @@ class JSONL(RecordFiles):
             return
         end = -(-high // _scale(codec))
         if low:  # decoded into the cache
-            with self.storage.open(listed) as file:
-                end = 0 if is_decoded(self.storage, file, codec) else listed.num_bytes
+            end = 0
+            if self.storage.cache_blocks:  # else the process that decodes fetches it alone
+                with self.storage.open(listed) as file:
+                    end = 0 if is_decoded(self.storage, file, codec) else listed.num_bytes
         yield Range(listed, 0, end)
 
     def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:

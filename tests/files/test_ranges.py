@@ -260,6 +260,25 @@ def test_a_compressed_file_is_fetched_in_full_until_it_is_decoded(
     assert fetched(http) <= size + (1 << 20)  # which listing looks at
 
 
+def test_without_cached_blocks_only_the_process_that_decodes_lines_fetches_them_in_full(
+    http: HTTPServer, tmp_path: Path
+) -> None:
+    with pa.output_stream(http.folder / "a.jsonl.zst", compression="zstd") as file:
+        for part in range(500):
+            text = np.random.default_rng(part).bytes(3000).hex()
+            file.write(b'{"text": "' + text.encode() + b'"}\n')
+    size = (http.folder / "a.jsonl.zst").stat().st_size
+    assert size > 1 << 20
+    storage = Storage(cache_dir=tmp_path / "cache", cache_blocks=False)
+    source = sources.JSONL(f"{http.url}/a.jsonl.zst", storage=storage)
+    weights = source.manifest.weight
+    half = weights // 2
+    assert [(part.start, part.stop) for part in source.ranges(0, half, weights)] == [(0, 0)]
+    alone = [*source.read_shard(0, half, weights, None, ErrorPolicy())]
+    assert sum(len(block) for block, *_ in alone) in range(1, 500)
+    assert fetched(http) <= size + (1 << 20)  # which listing looks at
+
+
 def arrow_stream(http: HTTPServer, storage: Storage, rows: int, of_batch: int) -> sources.Arrow:
     """Serve a stream of ids, in batches of some rows, and list it."""
     table = wide_table(rows).select(["ids"])
