@@ -63,6 +63,11 @@ def default_cache_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="streampack-"))
 
 
+def extent_end(number: int) -> int:
+    """Return the first block behind the extent of block `number`."""
+    return number - number % EXTENT_BLOCKS + EXTENT_BLOCKS
+
+
 class BlockCache:
     """The blocks in a folder.
 

@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING
 from streampack.errors import StorageError
 from streampack.file_info import FileInfo, shown
 from streampack.storage import locks
-from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
+from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.growing import GrowingFile, Growings, NotMadeError
-from streampack.storage.plans import MOST_BLOCKS, Plans
+from streampack.storage.plans import Plans
 
 if TYPE_CHECKING:
     from streampack.storage.ranged_file import RangedFile
@@ -68,7 +68,6 @@ class Fetcher:
         """Return a block for a reader that needs all up to `end`; fetch them if it is missing."""
         view = self.kept(file, number)
         if view is None:
-            end = min(end, number + MOST_BLOCKS)
             stop = self.plans.claim(file.key, number, end, locks.PATIENCE_S)
             try:
                 view = self._fetched(file, number, stop)
@@ -90,8 +89,7 @@ class Fetcher:
         this process itself has waited for it so long, which `end` at the block stands for.
         """
         wait_s, end = locks.PATIENCE_S if end > number else 0, max(end, number + 1)
-        extent_end = number - number % EXTENT_BLOCKS + EXTENT_BLOCKS
-        end = min(end, extent_end, -(-file.num_bytes // BLOCK_BYTES))
+        end = min(end, -(-file.num_bytes // BLOCK_BYTES))
 
         def attempt() -> memoryview | None:
             with self.cache.fetching(file.key, number, end, wait_s=wait_s) as stop:
@@ -127,13 +125,10 @@ class Fetcher:
         Return False if none are missing.
         """
         asked = False
-        while first < end:
-            last = min(first - first % EXTENT_BLOCKS + EXTENT_BLOCKS, end)
-            if not self._missing(file, first, last):
-                first = last
-                continue
+        while missing := self._missing(file, first, end):
+            first = missing[0]
             # A thread or process may be fetching other blocks with the same lock.
-            with self.cache.fetching(file.key, first, last, wait_s=locks.PATIENCE_S) as stop:
+            with self.cache.fetching(file.key, first, end, wait_s=locks.PATIENCE_S) as stop:
                 if stop == first:  # who does not go on; the reader need not wait for it once more
                     return asked
                 for run in _runs(self._missing(file, first, stop)):

@@ -26,7 +26,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from streampack.keep_last import KeepLast
-from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, extent_end
 from streampack.threads import Pulse, end_with_process, pulse, start_daemon
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 #: Blocks ahead of a reader that has read nothing.
 FIRST_BLOCKS = 4
 _LATER_BLOCKS = 32  # ahead of a reader that has not begun
-#: Maximum of blocks in a request.
-MOST_BLOCKS = 16
 
 _THREADS = 16
 _IDLE_S = 0.5  # starting a thread takes as long as reading a block that is there
@@ -46,7 +44,7 @@ _FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 256  # blocks under way
 _ENOUGH = 3  # blocks under way over blocks that come in the time of a request
 _LONGEST_DELAY_S = 1 / _ENOUGH  # a reader waits for a second of the line at most
 _OLDER = 1.05  # by which the shortest time of a request grows with each window, as it may be over
-_SLOWER = 0.98  # by which the highest rate falls with each window
+_SLOWER = 0.8  # by which the highest rate falls with each window
 _SLACK = 32  # blocks by which a reader may leave the order of its plan
 _MOST_PLANS = 4096
 _MOST_TASKS = 256  # a later one would be called after its readers
@@ -85,8 +83,8 @@ class Plan:
         most = max(_LATER_BLOCKS if self.number else FIRST_BLOCKS, 2 * self.read)
         if held_back:
             most = 1 if self.number else FIRST_BLOCKS
-        room = most - len(self.ahead)
-        return room if 2 * room >= min(most, MOST_BLOCKS) else 0
+        room = max(most - len(self.ahead), 0)
+        return room if not self.read or 2 * room >= min(most, EXTENT_BLOCKS) else 0
 
 
 class Plans:
@@ -197,7 +195,8 @@ class Plans:
         Blocks behind `end` are claimed too if a plan has come to them: fetching them has failed.
 
         Returns:
-            The end of the claimed blocks; `number` if another thread gets nothing for `wait_s`.
+            The end of the claimed blocks, of one extent; `number` if another thread gets nothing
+            for `wait_s`.
         """
         with self._lock:
             if (key, number) not in self._ahead:
@@ -207,13 +206,11 @@ class Plans:
                     return number
                 self._done.wait(0.2)
                 end_with_process()
-            stop = number
-            while (key, stop) not in self._busy and (
-                stop < end or (stop < number + MOST_BLOCKS and (key, stop) in self._ahead)
-            ):
-                self._claim((key, stop))
-                stop += 1
-            return stop
+            for block in range(number, extent_end(number)):
+                if (key, block) in self._busy or (block >= end and (key, block) not in self._ahead):
+                    return block
+                self._claim((key, block))
+            return extent_end(number)
 
     def release(self, key: str, number: int, stop: int) -> None:
         """Give up claimed blocks, fetched or not."""
@@ -305,7 +302,7 @@ class Plans:
         first = plan.first
         is_waited_for = plan.number < 2 and not (plan.ahead or plan.read)
         size = 1 if is_waited_for else min(plan.room(self.held_back), self._window.request())
-        while plan.first < min(plan.end, first + size):
+        while plan.first < min(plan.end, first + size, extent_end(first)):
             block = file.key, plan.first
             if not self._is_free(block):
                 break
@@ -394,7 +391,7 @@ class Window:
 
     def request(self) -> int:
         """Return the number of blocks to ask for at a time."""
-        return min(max(self._blocks // 4, FIRST_BLOCKS - 1), MOST_BLOCKS)
+        return max(self._blocks // 4, FIRST_BLOCKS - 1)
 
     def begin(self, blocks: int) -> None:
         """Count blocks that are asked for."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from streampack.file_info import Range
-from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.plans import MOST_BLOCKS
+from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS
 
 
 def in_turns(pieces: Iterable[Iterable[Range]], width: int) -> Iterator[Range]:
@@ -26,7 +25,7 @@ def in_turns(pieces: Iterable[Iterable[Range]], width: int) -> Iterator[Range]:
                 end = (start // BLOCK_BYTES + blocks) * BLOCK_BYTES
                 end = min(end, stop) if len(opened) > 1 else stop
                 yield Range(file, start, end)
-                start, blocks = end, min(2 * blocks, MOST_BLOCKS)
+                start, blocks = end, min(2 * blocks, EXTENT_BLOCKS)
 
     waiting = map(parts, pieces)
     opened += islice(waiting, width)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from streampack import threads
 from streampack.file_info import FileInfo, Range
 from streampack.storage import growing, locks, plans
-from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.plans import FIRST_BLOCKS, MOST_BLOCKS, Plans, Window
+from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS
+from streampack.storage.plans import FIRST_BLOCKS, Plans, Window
 from streampack.storage.storage import Storage
 from streampack.storage.turns import in_turns
 from tests.support.forked import in_fork
@@ -92,7 +92,7 @@ def test_all_readers_together_hold_no_more_than_the_limit(
                 assert stream.read(BLOCK_BYTES) == DATA[at : at + BLOCK_BYTES]
             settle()
             held = len(fetched_blocks(http)) - len(streams) * turn
-            assert held <= (limit + MOST_BLOCKS if limit else 0)
+            assert held <= (limit + EXTENT_BLOCKS if limit else 0)
     assert len(fetched_blocks(http)) == len(set(fetched_blocks(http)))
 
 
@@ -133,7 +133,7 @@ def test_a_reader_that_passes_over_the_beginning_of_its_plan_is_read_ahead_of(
         for number in range(FIRST_BLOCKS, 100):
             file.read(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
         settle()
-        assert len(fetched_blocks(http)) > BLOCKS - MOST_BLOCKS
+        assert len(fetched_blocks(http)) > BLOCKS - EXTENT_BLOCKS
 
 
 def test_blocks_that_a_plan_failed_to_fetch_are_fetched_in_one_request_by_their_reader(
