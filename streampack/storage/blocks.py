@@ -225,36 +225,35 @@ class BlockCache:
         try:
             while stop < end:
                 begin = stop // _LOCKED_BLOCKS * _LOCKED_BLOCKS
-                path = self._hold(key, begin, 0 if held else wait_s)
-                if path is None:
+                if not self._hold(self.lock_path(key, begin), 0 if held else wait_s, held):
                     break
-                held.append(path)
                 stop = min(begin + _LOCKED_BLOCKS, end)
             yield stop
         finally:
             for path in held:
                 self._let_go(path)
 
-    def _hold(self, key: str, number: int, wait_s: float) -> Path | None:
-        """Lock blocks for all threads of this process; return the path of the lock, or None."""
-        path = self.lock_path(key, number)
+    def _hold(self, path: Path, wait_s: float, held: list[Path]) -> bool:
+        """Take a lock for all threads of this process, and note it in `held`; False without it."""
         patience = Patience(path, wait_s)
         while True:
             with self._guard:
                 lock, count = self._held.get(path) or (self._lock(path), 0)
                 if lock is not None:
                     self._held[path] = lock, count + 1
+                    held.append(path)  # at once: an interrupt may come with any call
                     pulse().seen.append(lock.touch)
-                    return path
+                    return True
             if patience.is_over():
-                return None
+                return False
             time.sleep(_PAUSE_S)  # without a beat: others may wait for this thread
             end_with_process()
 
     def _let_go(self, path: Path) -> None:
         with self._guard:
             lock, count = self._held.pop(path)
-            pulse().seen.remove(lock.touch)
+            with suppress(ValueError):  # after an interrupt
+                pulse().seen.remove(lock.touch)
             if count > 1:
                 self._held[path] = lock, count - 1
             else:

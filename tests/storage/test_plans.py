@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from streampack import threads
 from streampack.file_info import FileInfo, Range
-from streampack.storage import growing, locks, plans
-from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS
+from streampack.storage import blocks, growing, locks, plans
+from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
 from streampack.storage.plans import FIRST_BLOCKS, Plans, Window
 from streampack.storage.storage import Storage
 from streampack.storage.turns import in_turns
@@ -236,6 +236,24 @@ def test_an_interrupt_of_a_thread_that_takes_a_lock_leaves_it_free(
     lock = locks.Lock.acquire(tmp_path / "lock")
     assert lock is not None
     lock.remove()
+
+
+def test_an_interrupt_of_a_thread_that_has_taken_a_lock_of_blocks_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = BlockCache(tmp_path, 1 << 30)
+
+    def interrupted() -> None:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(blocks, "pulse", interrupted)
+    with pytest.raises(KeyboardInterrupt), cache.fetching("a", 0, 4):
+        pass
+    with BlockCache(tmp_path, 1 << 30).fetching("a", 0, 4) as stop:
+        assert stop == 4
+    with cache.fetching("a", 0, 4) as stop:
+        assert stop == 4
 
 
 def test_the_holder_of_a_lock_is_waited_for_as_long_as_it_gets_on(
