@@ -17,5 +17,6 @@ def small_blocks(setattr: Any) -> None:
     """Set the sizes with `setattr` of `monkeypatch`."""
     for module in (blocks, fetching, growing, ranged_file, remote_files, plans):
         setattr(module, "BLOCK_BYTES", BLOCK_BYTES)
+    setattr(headers, "_BLOCK_BYTES", BLOCK_BYTES)
     setattr(headers, "_WINDOW_BYTES", 600)
     setattr(positions, "_BUFFER_BYTES", 300)
