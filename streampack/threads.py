@@ -4,6 +4,7 @@ No process waits for such threads when it ends. They are daemons, and `end_with_
 where they wait, because a daemon inside pyarrow would abort the interpreter while it shuts down.
 
 A thread that gets on beats, so that others wait for its bytes instead of fetching them too.
+One that starts may take Ctrl-C's signal, and a main thread that waits sees it by looking alone.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_LOOK_S = 0.2
-_BEAT_S = 0.5  # between two beats that other processes see
+#: Seconds between two looks for an interrupt or the end of the process, and between two beats that
+#: other processes see.
+LOOK_S, _BEAT_S = 0.2, 0.5
 
 
 class Pulse:
@@ -65,9 +67,7 @@ def start_daemon(target: Callable[..., object], *args: Any, name: str) -> thread
 
 def is_ending() -> bool:
     """Return True if the main thread and all others that a process waits for have ended."""
-    main = threading.main_thread()
-    others = (thread for thread in threading.enumerate() if thread is not main)
-    return not main.is_alive() and all(thread.daemon for thread in others)
+    return all(thread.daemon or not thread.is_alive() for thread in threading.enumerate())
 
 
 def end_with_process() -> None:
@@ -80,9 +80,16 @@ def pause(seconds: float) -> None:
     """Sleep; end this thread if the main thread ends."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, _LOOK_S))
+        time.sleep(min(left, LOOK_S))
         pulse().beat()
         end_with_process()
+
+
+def awaited(future: Future[T]) -> T:
+    """Return the result of a future, or raise its error."""
+    while not wait([future], timeout=LOOK_S).done:
+        pass
+    return future.result()
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
@@ -108,6 +115,6 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16
     if not any(started):
         return [function(item) for item in items]
     try:
-        return [result.result() for result in results]
+        return [*map(awaited, results)]
     finally:
         ended.set()

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from streampack.per_process import PerProcess
 from streampack.storage.storage import Storage
+from streampack.threads import awaited
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class Pending(Generic[T]):
     def result(self) -> T:
         """Return the bytes, once they are there; raise the error of reading them."""
         self.fetch()
-        return self._read_once().result()
+        return awaited(self._read_once())
 
     @property
     def num_bytes(self) -> int:

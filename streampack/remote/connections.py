@@ -25,11 +25,10 @@ from urllib.parse import unquote, urlsplit
 from streampack.errors import ConfigError
 from streampack.remote.failures import RefusedError, TooSlowError
 from streampack.remote.pace import Pace
-from streampack.threads import end_with_process, pulse, start_daemon
+from streampack.threads import LOOK_S, end_with_process, pulse, start_daemon
 
 HEAD_BYTES = 256 << 10  # received for the head of an answer, or for its end
 
-_STEP_S = 0.2
 _OTHER_ADDRESS_S = 3.0  # wait for one of several addresses of a host
 
 #: Scheme, host and port of a server.
@@ -61,7 +60,7 @@ class Line:
         self.allowed = HEAD_BYTES
         self.sock.settimeout(self.pace.timeout_s)
         self.sock.sendall(data)
-        self.sock.settimeout(min(_STEP_S, self.pace.timeout_s))
+        self.sock.settimeout(min(LOOK_S, self.pace.timeout_s))
 
     def makefile(self, *_: Any) -> io.BufferedReader:
         """Return the stream of an answer; its end leaves the connection open."""
@@ -139,7 +138,7 @@ def _encrypted(
     sock: socket.socket, host: str, context: ssl.SSLContext, pace: Pace
 ) -> ssl.SSLSocket:
     encrypted = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
-    encrypted.settimeout(min(_STEP_S, pace.timeout_s))
+    encrypted.settimeout(min(LOOK_S, pace.timeout_s))
 
     def shake() -> bool:
         try:
@@ -179,11 +178,11 @@ def _opened(host: str, port: int, pace: Pace) -> socket.socket:
                 limit_s = pace.timeout_s
                 if k < len(addresses):
                     limit_s = min(limit_s, _OTHER_ADDRESS_S)
-                opened = partial(_waits, sock, select.POLLOUT, min(_STEP_S, limit_s))
+                opened = partial(_waits, sock, select.POLLOUT, min(LOOK_S, limit_s))
                 _wait_until(opened, limit_s, f"no connection to {address[0]}")
                 failed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if not failed:
-                sock.settimeout(min(_STEP_S, pace.timeout_s))
+                sock.settimeout(min(LOOK_S, pace.timeout_s))
                 return sock
             raise OSError(failed, f"{os.strerror(failed)} by {address[0]} port {port}")
         except BaseException as error:
@@ -206,7 +205,7 @@ def _addresses(host: str, port: int, limit_s: float) -> list[Any]:
     is_number = bool(re.fullmatch(r"[\d.]+|.*:.*", host))
     if is_number or start_daemon(ask, name="streampack-look-up") is None:
         ask()
-    _wait_until(lambda: wait([addresses], timeout=_STEP_S).done, limit_s, f"no address of {host}")
+    _wait_until(lambda: wait([addresses], timeout=LOOK_S).done, limit_s, f"no address of {host}")
     return addresses.result()
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.remote.failures import TooSlowError
-from streampack.threads import end_with_process, pulse
-
-_LOOK_S = 0.2
+from streampack.threads import LOOK_S, end_with_process, pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Pace:
 
         answer = asyncio.run_coroutine_threadsafe(limited(), filesystem.loop)
         try:
-            while not wait([answer], timeout=_LOOK_S).done:
+            while not wait([answer], timeout=LOOK_S).done:
                 pulse().beat()  # the request has a limit of its own
                 end_with_process()
         finally:

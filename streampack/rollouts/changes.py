@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
+from streampack.threads import LOOK_S
+
 
 class Changes:
     """A lock, and notice of changes to the guarded data.
@@ -32,9 +34,8 @@ class Changes:
         self._condition.release()
 
     def wait(self, until: float) -> None:
-        """Wait for a change, or until a time of `time.monotonic`; the lock is free meanwhile."""
-        left_s = until - time.monotonic()
-        self._condition.wait(None if left_s == math.inf else max(left_s, 0))
+        """Wait for a change, until a time of `time.monotonic` or less; the lock is free then."""
+        self._condition.wait(min(max(until - time.monotonic(), 0), LOOK_S))
 
     def subscribe(self) -> asyncio.Future[None]:
         """Return a future that the next change completes, for `wait_for`."""

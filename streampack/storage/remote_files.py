@@ -32,7 +32,7 @@ from streampack.remote.versions import info_from, is_another_version
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.fetching import Fetcher
 from streampack.storage.ranged_file import RangedFile
-from streampack.threads import pause
+from streampack.threads import awaited, pause
 
 if TYPE_CHECKING:
     from streampack.storage.storage import Storage
@@ -311,7 +311,7 @@ class RemoteFiles:
         try:
             while (other := self._asked.setdefault(url, asked)) is not asked:
                 with suppress(CancelledError):  # its thread was interrupted
-                    return other.result()  # lanes open a file at the same time
+                    return awaited(other)  # lanes open a file at the same time
             info = self._looked_up.keep(url, lambda: self._ask(url, self._storage.retries))
             asked.set_result(info)
             return info

@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import get_spawning_popen
 from typing import IO, Any
 
+from streampack.threads import LOOK_S
+
 Target = Callable[..., None]
 _IMPORTS_S = 5.0  # longest wait for threads that import modules
 
@@ -94,7 +96,9 @@ def wait_for(
     """
     pipes = [child.pipe.fileno() for child in children]
     sentinels = [child._sentinel for child in children]
-    ready = {*wait([*pipes, *sentinels, *([] if waker is None else [waker])])}
+    events = [*pipes, *sentinels, *([] if waker is None else [waker])]
+    while not (ready := {*wait(events, LOOK_S)}):
+        pass  # an interrupt
     sent = [child for child, pipe in zip(children, pipes, strict=True) if pipe in ready]
     ended = [child for child, end in zip(children, sentinels, strict=True) if end in ready]
     return sent, [child for child in ended if child not in sent], waker in ready

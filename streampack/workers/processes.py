@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -37,6 +38,7 @@ from streampack.metrics import LaneTimes
 from streampack.tasks.children import Child, wait_for
 from streampack.tasks.failures import Failure
 from streampack.tasks.messages import MessageReader
+from streampack.threads import LOOK_S
 from streampack.workers.messages import END, decode
 from streampack.workers.worker import HELD_BACK, Job, work
 
@@ -177,7 +179,7 @@ class _Receiver:
     """Start workers, receive their messages in a thread, and end them."""
 
     def __init__(self, jobs: Sequence[Job], settings: WorkerSettings) -> None:
-        self._timeout_s = settings.timeout_s or None
+        self._timeout_s = settings.timeout_s or math.inf
         self._context = settings.context or multiprocessing.get_context()
         if self._context.get_start_method() != "fork":
             _open_streams()
@@ -201,15 +203,17 @@ class _Receiver:
                 "This process was forked inside a loop, and the workers belong to its parent.",
                 remedy="Let the child leave the loop, or iterate its own loader.",
             )
-        worker = self._workers[number]
-        try:
-            item = worker.ready.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise WorkerError(
-                f"Worker {number} sent no batch within {self._timeout_s:g} s.",
-                remedy="Check storage and tokenizer, or raise timeout.",
-                setting="timeout",
-            ) from None
+        worker, began, item = self._workers[number], time.monotonic(), None
+        while item is None:
+            try:
+                item = worker.ready.get(timeout=min(LOOK_S, self._timeout_s))
+            except queue.Empty:
+                if time.monotonic() - began >= self._timeout_s:
+                    raise WorkerError(
+                        f"Worker {number} sent no batch within {self._timeout_s:g} s.",
+                        remedy="Check storage and tokenizer, or raise timeout.",
+                        setting="timeout",
+                    ) from None
         if isinstance(item, BaseException):
             raise item
         worker.room.release()

@@ -135,3 +135,41 @@ def test_a_hook_that_cannot_be_sent_to_a_spawned_worker_is_named() -> None:
     with pytest.raises(ConfigError, match="lambda"):
         next(iter(PackedLoader(dataset, num_workers=2, multiprocessing_context="spawn")))
     assert child_processes() == []
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from streampack import Hook, PackedLoader
+from streampack.threads import in_threads
+from tests.support.runs import make_dataset
+
+def block(documents, seeds):
+    if documents.origin["index"].max() > 100:
+        threading.Event().wait()  # as storage that never answers
+    return documents
+
+def waits(kind):
+    if kind == "workers":
+        list(PackedLoader(make_dataset(map=Hook("block", block)), num_workers=2))
+    in_threads(lambda _: threading.Event().wait(), range(2))
+
+def interrupt():
+    time.sleep(1)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # which this thread takes
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    waits(sys.argv[1])
+except KeyboardInterrupt:
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("kind", ["workers", "threads"])
+def test_an_interrupt_that_another_thread_has_taken_ends_a_wait(
+    kind: str, host: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(INTERRUPTED)
+    statuses, output = host.run(tmp_path / "train.py", kind)
+    assert statuses == [3], output
