@@ -87,8 +87,8 @@ def pause(seconds: float) -> None:
 
 def awaited(future: Future[T]) -> T:
     """Return the result of a future, or raise its error."""
-    while not wait([future], timeout=LOOK_S).done:
-        pass
+    while not future.done():  # also if it was cancelled, unlike the answer of `wait`
+        wait([future], timeout=LOOK_S)
     return future.result()
 
 

@@ -280,7 +280,7 @@ def waiting(threads: list[threading.Thread]) -> int:
     """Return how many threads wait for another's look-up."""
     frames = sys._current_frames()
     stacks = [traceback.extract_stack(frames.get(thread.ident or 0)) for thread in threads]
-    return sum({"look_up", "result"} <= {call.name for call in stack} for stack in stacks)
+    return sum({"look_up", "awaited"} <= {call.name for call in stack} for stack in stacks)
 
 
 @pytest.mark.parametrize("status", ["200 OK", "404 Not Found"])
