@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, extent_end
-from streampack.threads import Pulse, end_with_process, pulse, start_daemon
+from streampack.threads import LOOK_S, Pulse, end_with_process, pulse, start_daemon
 
 if TYPE_CHECKING:
     from streampack.storage.ranged_file import RangedFile
@@ -204,7 +204,7 @@ class Plans:
             while (other := self._busy.get((key, number))) is not None:
                 if time.monotonic() - other.last_s >= wait_s:
                     return number
-                self._done.wait(0.2)
+                self._done.wait(LOOK_S)
                 end_with_process()
             for block in range(number, extent_end(number)):
                 if (key, block) in self._busy or (block >= end and (key, block) not in self._ahead):

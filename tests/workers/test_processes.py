@@ -26,17 +26,19 @@ def test_arrays_of_a_workers_batch_are_the_loops_to_write() -> None:
     assert packed.cu_seqlens.flags.writeable
 
 
-ORPHANS = """
+STUCK = """
 import multiprocessing, os, signal, sys, threading, time
 from pathlib import Path
 from streampack import Hook, PackedLoader
+from streampack.threads import in_threads
 from tests.support.runs import make_dataset
 
 def block(documents, seeds):
     if documents.origin["index"].max() > 100:
         threading.Event().wait()  # as storage that never answers
     return documents
-
+"""
+ORPHANS = """
 def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -70,7 +72,7 @@ if __name__ == "__main__":
     ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))],
 )
 def test_no_worker_survives_a_loop_that_is_killed(context: str, host: Host, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ORPHANS)
+    (tmp_path / "train.py").write_text(STUCK + ORPHANS)
     statuses, output = host.run(tmp_path / "train.py", context)
     assert statuses == [0], output
 
@@ -138,20 +140,11 @@ def test_a_hook_that_cannot_be_sent_to_a_spawned_worker_is_named() -> None:
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time
-from streampack import Hook, PackedLoader
-from streampack.threads import in_threads
-from tests.support.runs import make_dataset
-
-def block(documents, seeds):
-    if documents.origin["index"].max() > 100:
-        threading.Event().wait()  # as storage that never answers
-    return documents
-
 def waits(kind):
     if kind == "workers":
         list(PackedLoader(make_dataset(map=Hook("block", block)), num_workers=2))
-    in_threads(lambda _: threading.Event().wait(), range(2))
+    else:
+        in_threads(lambda _: threading.Event().wait(), range(2))
 
 def interrupt():
     time.sleep(1)
@@ -170,6 +163,6 @@ except KeyboardInterrupt:
 def test_an_interrupt_that_another_thread_has_taken_ends_a_wait(
     kind: str, host: Host, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(INTERRUPTED)
+    (tmp_path / "train.py").write_text(STUCK + INTERRUPTED)
     statuses, output = host.run(tmp_path / "train.py", kind)
     assert statuses == [3], output
